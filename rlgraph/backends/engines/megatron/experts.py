@@ -122,7 +122,8 @@ class Experts(nn.Module):
         groups = corrected.topk(2)[0].sum(-1).topk(routing.chosen)[1]
         allowed = torch.zeros_like(corrected[..., 0], dtype=torch.bool).scatter_(1, groups, True)
         corrected = corrected.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
-        return corrected.topk(self._shape.experts_per_token)[1]
+        chosen: Tensor = corrected.topk(self._shape.experts_per_token)[1]
+        return chosen
 
     def _dispatched(self, x: Tensor, counts: Tensor) -> Tensor:
         """Return what the experts compute of x, [N, hidden], by expert, in the same order. counts: int64 [E]."""

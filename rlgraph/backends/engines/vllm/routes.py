@@ -34,7 +34,7 @@ class RouteRecorder:
         """runner: vLLM's, which has loaded its model."""
         from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-        layers = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
+        layers: list[Any] = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
         layers.sort(key=lambda layer: layer.layer_id)
         self._runner = runner
         self.shape = len(layers), int(layers[0].router.top_k)
@@ -75,8 +75,9 @@ class RouteRecorder:
     def _slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the places in the cache of rows' tokens, int64 [N] each."""
         table = self._runner.input_batch.block_table[0]
-        blocks: np.ndarray = table.block_table.np[rows, positions // table.block_size].astype(np.int64)
-        return blocks * table.block_size + positions % table.block_size
+        blocks = table.block_table.np[rows, positions // table.block_size].astype(np.int64)
+        slots: np.ndarray = blocks * table.block_size + positions % table.block_size
+        return slots
 
 
 def whole_routes(routes: Sequence[np.ndarray], shape: tuple[int, int], tokens: int) -> Tensor:

@@ -204,7 +204,7 @@ def _check_kernels(shape: Shape) -> None:
         )
 
 
-def _meeting_arguments(size: int, index: int, address: str | None, records_routes: bool) -> dict[str, Any]:
+def _meeting_arguments(size: int, index: int, address: str | None, records_routes: bool = False) -> dict[str, Any]:
     """Return the arguments by which the ranks over which layers are split find each other, and of what is recorded."""
     if size == 1 and not records_routes:
         return {}
