@@ -110,3 +110,17 @@ def other_players_models(node: Node, types: Mapping[str, Type]) -> list[str]:
     if not NODES[node.op].generates:
         return []
     return [handle.name for name in node.inputs[1:] if is_model(handle := types[name])]
+
+
+def replayed_models(program: Program) -> frozenset[str]:
+    """Return the models whose routers of experts are replayed."""
+    return frozenset(model for model, _ in nodes_with_routes(program))
+
+
+def nodes_with_routes(program: Program) -> Iterator[tuple[str, Node]]:
+    """Yield the nodes whose rows keep the experts of their tokens, each with the model that samples them."""
+    for phase in program.phases:
+        types = phase.graph.value_types()
+        for node in phase.graph.walk():
+            if node.attr("routing") == "replay":
+                yield cast(StateHandle, types[model_of(node)]).name, node

@@ -18,9 +18,8 @@ from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Constant, ConstructorCall, Model, Program, plain_constant
 from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES, model_of
-from rlgraph.ops.program_work import other_players_models
+from rlgraph.ops.program_work import other_players_models, replayed_models
 from rlgraph.ops.shared_base_models import has_changing_weights
-from rlgraph.passes.placement.routing_errors import replayed_models
 from rlgraph.user_code.files import SearchFolders, find_file
 
 

@@ -120,6 +120,11 @@ class Shape:
         return self.layers - self.dense if self.experts else 0
 
     @property
+    def routes_of_token(self) -> tuple[int, int]:
+        """The layers with experts, and the experts of a token in each: a row of `Sequences.routes`."""
+        return self.expert_layer_count, self.experts_per_token
+
+    @property
     def shared_expert_name(self) -> str:
         """The name of the shared expert in a layer."""
         return "shared_experts" if self.routing else "shared_expert"

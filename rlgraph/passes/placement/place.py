@@ -31,13 +31,13 @@ from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import CODE, HOST, Group, ModelHolding, Plan, Pool, Role
 from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import model_operations, shared_work, user_code_usage
+from rlgraph.ops.program_work import model_operations, replayed_models, shared_work, user_code_usage
 from rlgraph.ops.shared_base_models import has_adapters
 from rlgraph.passes.placement.adapter_errors import adapter_errors
 from rlgraph.passes.placement.admission_order import admission_orders, length_predictors
 from rlgraph.passes.placement.fused_pipelines import align_fused_stages, fused_trainings
 from rlgraph.passes.placement.model_configs import model_optimizer, weight_update_pairs
-from rlgraph.passes.placement.routing_errors import replayed_models, routing_errors
+from rlgraph.passes.placement.routing_errors import routing_errors
 from rlgraph.passes.placement.shared_processes import shared_process_errors
 from rlgraph.passes.placement.support_errors import support_errors
 from rlgraph.passes.placement.tails import tail_moves_in_plan

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
 
 from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import Diagnostic
-from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group
-from rlgraph.ir.types import StateHandle
-from rlgraph.ops.nodes import model_of
+from rlgraph.ops.program_work import nodes_with_routes
 
 
 def routing_errors(
@@ -20,7 +18,7 @@ def routing_errors(
 ) -> Iterator[Diagnostic]:
     """Yield an error for each model without experts whose routers are to be replayed, and for each engine that samples
     or reads its rows and cannot do it. placed: the group of each model and operation; shapes: those that are known."""
-    for model, node in _replaying_nodes(program):
+    for model, node in nodes_with_routes(program):
         shape = shapes.get(model)
         if isinstance(shape, Shape) and not shape.experts:
             yield Diagnostic(
@@ -38,17 +36,3 @@ def routing_errors(
                     node.span,
                     f"place it with `engine={embedded_engine().name}`, or leave `routing` out",
                 )
-
-
-def replayed_models(program: Program) -> frozenset[str]:
-    """Return the models whose routers are replayed."""
-    return frozenset(model for model, _ in _replaying_nodes(program))
-
-
-def _replaying_nodes(program: Program) -> Iterator[tuple[str, Node]]:
-    """Yield the nodes whose rows keep the experts of their tokens, each with the model that samples them."""
-    for phase in program.phases:
-        types = phase.graph.value_types()
-        for node in phase.graph.walk():
-            if node.attr("routing") == "replay":
-                yield cast(StateHandle, types[model_of(node)]).name, node

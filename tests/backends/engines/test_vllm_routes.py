@@ -32,7 +32,7 @@ def keys(count: int, start: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """The second model's first layer has no experts. 12 s each."""
+    """The second model's first layer has no experts. 4 s each, once vLLM is there."""
     told = replace(spec(request.param), keeps_routes=True)
     yield VllmEngine.open(told, rows=5, row_tokens=128, cache_bytes=0), TransformersEngine.open(told)
 

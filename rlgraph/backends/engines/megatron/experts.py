@@ -46,7 +46,7 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, *, shape: Shape, place: int) -> None:
         """place: of its layer among those that have experts."""
         super().__init__()
-        self.place = place
+        self._place = place
         self._routes: Tensor | None = None
         tp, ep = config.tensor_model_parallel_size, parallel_state.get_expert_model_parallel_world_size()
         self._shape, self._split, self._ranks = shape, tp > 1, ep
@@ -71,7 +71,7 @@ class Experts(nn.Module):
     def set_routes(self, routes: Tensor | None) -> None:
         """Set the experts that the next pass replays, int16 [T, layers that have experts, experts of a token]; -1 and
         None: the router chooses."""
-        self._routes = None if routes is None else routes[:, self.place]
+        self._routes = None if routes is None else routes[:, self._place]
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""

@@ -58,7 +58,6 @@ class Pipeline:
         self._shape, self._kind = shape, kind
         self._places, self._context = OutputPositions(model), ContextParallel()
         self._head = _make_head(model, shape, logit_numbers)
-        self._chosen_by_token = shape.expert_layer_count, shape.experts_per_token
         replay_in_layers(model.decoder.layers)
 
     @torch.no_grad()
@@ -160,10 +159,10 @@ class Pipeline:
         [1, M, outputs]."""
         model = self._parts[chunk]
         self._places.set_positions(part.output_positions.to(model_device()))
-        if part.routes is not None and part.routes.shape[1:] != self._chosen_by_token:
+        if part.routes is not None and part.routes.shape[1:] != self._shape.routes_of_token:
             raise EngineError(
                 "rows come with experts of {} layers, {} for each token, but this model has {} and {}".format(
-                    *part.routes.shape[1:], *self._chosen_by_token
+                    *part.routes.shape[1:], *self._shape.routes_of_token
                 )
             )
         packed = self._angles.packed_rows(part.lengths, share, part.routes, model_device())

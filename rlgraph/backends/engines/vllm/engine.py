@@ -27,7 +27,7 @@ from rlgraph.backends.engines.vllm.experts import UnpackedExperts
 from rlgraph.backends.engines.vllm.layout import layout, split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
 from rlgraph.backends.engines.vllm.offload import kv_cache_tensors, make_offloader, offloaded_weights
-from rlgraph.backends.engines.vllm.routes import RouteRecorder, whole_routes
+from rlgraph.backends.engines.vllm.routes import whole_routes
 from rlgraph.backends.engines.vllm.source import VllmModelSource, read_model_source
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import EngineLimits, limits_in_plan, min_cache_bytes, start_engine
@@ -213,8 +213,7 @@ class VllmEngine(CallSampler):
         missing = [last - first for first, last in bounds]
         ended: dict[int, Sample] = {}
         known: dict[int, int] = {}
-        recorder = self._recorder(sampling)
-        routes_shape = None if recorder is None else recorder.shape
+        routes_shape = self._shape.routes_of_token if sampling.keeps_routes else None
         yield from ((part, _generation([], [], known, routes_shape)) for part, rows in enumerate(missing) if not rows)
         try:
             for sample in self.stream(prompts, n, sampling, row_keys, refresh, known, admission, weights, expected):
@@ -264,7 +263,8 @@ class VllmEngine(CallSampler):
             return
         from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings
 
-        batch = CallSamplingSettings(sampling, self._stops(sampling), admission, self._recorder(sampling))
+        recorder: Any = self.model.route_recorder if sampling.keeps_routes else None
+        batch = CallSamplingSettings(sampling, self._stops(sampling), admission, recorder)
         known = {} if known is None else known
         call = GenerateCall(batch, prompts.rows(), n, keys.tolist(), refresh, known, admission, weights, expected)
         if admission is not None:
@@ -333,17 +333,10 @@ class VllmEngine(CallSampler):
         finally:
             self.load_weights(originals)
 
-    def _recorder(self, sampling: Sampling) -> RouteRecorder | None:
-        """Return what says which experts the tokens of rows have, where they are to come with them."""
-        if not sampling.keeps_routes:
-            return None
-        if not self._shape.experts:
-            raise NoRoutes("this model has no routers of experts that could be replayed")
-        recorder: RouteRecorder = self.model.route_recorder  # type: ignore[assignment]
-        return recorder
-
     def _check(self, prompts: Sequences, n: int, sampling: Sampling, keys: np.ndarray) -> None:
         check_row_keys(keys, prompts, n)
+        if sampling.keeps_routes and not self._shape.experts:
+            raise NoRoutes("this model has no routers of experts that could be replayed")
         most = int(prompts.lengths.max()) if len(keys) else 0
         if most + sampling.max_tokens > self.max_row_tokens:
             raise EngineError(

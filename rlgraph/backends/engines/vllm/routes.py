@@ -37,11 +37,9 @@ class RouteRecorder:
         layers: list[Any] = [module for module in runner.model.modules() if isinstance(module, MoERunner)]
         layers.sort(key=lambda layer: layer.layer_id)
         self._runner = runner
-        self.shape = len(layers), int(layers[0].router.top_k)
-        """Layers that have experts, and experts of a token."""
-        tokens = runner.scheduler_config.max_num_batched_tokens
-        self._chosen = torch.zeros((tokens, *self.shape), dtype=torch.int32, device=runner.device)
-        self._at_slot = np.full((0, *self.shape), -1, np.int16)
+        tokens, chosen = runner.scheduler_config.max_num_batched_tokens, layers[0].router.top_k
+        self._chosen = torch.zeros((tokens, len(layers), chosen), dtype=torch.int32, device=runner.device)
+        self._at_slot = np.full((0, len(layers), chosen), -1, np.int16)
         """By place in the cache; -1: nothing is known."""
         for place, layer in enumerate(layers):
             layer.router.set_capture_fn(partial(self._capture, place))
@@ -58,7 +56,7 @@ class RouteRecorder:
         taken = self._chosen[: int(starts[-1])].to("cpu", torch.int16).numpy()
         if slots.max() >= len(self._at_slot):
             more = max(int(slots.max()) + 1, 2 * len(self._at_slot)) - len(self._at_slot)
-            self._at_slot = np.concatenate([self._at_slot, np.full((more, *self.shape), -1, np.int16)])
+            self._at_slot = np.concatenate([self._at_slot, np.full((more, *taken.shape[1:]), -1, np.int16)])
         self._at_slot[slots] = taken
         for index, row in enumerate(rows):
             if not row.batch.sampling.keeps_routes:
@@ -69,7 +67,7 @@ class RouteRecorder:
                 row.routes = [self._at_slot[self._slots(np.full_like(cached, index), cached)], read]
                 continue
             # What is read again, perhaps with other weights, keeps the experts with which the tokens were sampled.
-            known = sum(map(len, row.routes))
+            known = row.prompt_length + len(row.response) - 1
             row.routes.append(read[max(0, known - int(before[index])) :])
 
     def _slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:

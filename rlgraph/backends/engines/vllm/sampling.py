@@ -60,6 +60,8 @@ class SampledRow:
     """Tokens of its response that it came with."""
     response: list[int] = field(default_factory=list)
     """Tokens that vLLM has added since."""
+    prompt_length: int = 0
+    """Tokens that vLLM was given."""
     routes: list[np.ndarray] = field(default_factory=list)
     """Experts of its tokens so far, prompt and response, int16 [tokens, layers, experts of a token] each."""
 
@@ -165,5 +167,5 @@ class SamplingLogitsProcessor(LogitsProcessor):
 
 def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[SampledRow, list[int]]:
     row: SampledRow = (params.extra_args or {})[_ROW_FIELD]
-    row.response = response
+    row.response, row.prompt_length = response, len(prompt or ())
     return row, response

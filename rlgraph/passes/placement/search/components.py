@@ -11,13 +11,12 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Program
 from rlgraph.ir.schedule import PlacementLine, Schedule
 from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
-from rlgraph.ops.program_work import SharedWork, model_operations, shared_work
+from rlgraph.ops.program_work import SharedWork, model_operations, replayed_models, shared_work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.placement.place import Shapes
-from rlgraph.passes.placement.routing_errors import replayed_models
 
 Kind = Literal["train", "read", "generate"]
 
