@@ -117,7 +117,7 @@ class _Pen(svg_elements.Pen):
         if tall >= SMALL.size:
             seconds = work.seconds if text_width(work.seconds, NOTE) + 60 < wide else ""
             room = wide - 16 - (text_width(seconds, NOTE) + 8 if seconds else 0)
-            title, line = _fitting(work.title, room), y + min(tall / 2 + 4, 8 + NAME.size)
+            title, line = _fitting(work.title, room), y + min(tall / 2 + 0.275 * style.size, 8 + NAME.size)
             self.write_text(title, x + 8, line, style, paint.text, "name")
             if seconds:
                 self.write_text(

@@ -160,8 +160,9 @@ def same_as_async(program: str, cluster: str, told: Explanation) -> Compiled:
     [change] = [each for each in told.changes if each.name == ONE_STEP_OFF]
     older = rlgraph.compile(program.replace("step:", "step async(lag=1):"), cluster=cluster)
     # Of a search that ends 3% from the best, but the simulator may like one of its plans better.
+    # Models sleep where that saves 1% at least, and the bound is of plans without.
     predicted = older.plan_file_sections["predicted"]
-    assert predicted["bound_seconds"] <= change.seconds <= 1.03 * predicted["seconds"]
+    assert 0.99 * predicted["bound_seconds"] <= change.seconds <= 1.03 * predicted["seconds"]
     assert change.saves > 0.1 and change not in told.most_helpful
     assert f"{ONE_STEP_OFF} (`step async(lag=1)`, another algorithm) would save" in str(told)
     return older
@@ -385,7 +386,7 @@ def test_devices_of_the_table_are_better() -> None:
     assert next_better_device(replace(table["a100-80gb"], memory=64 * 10**9)).device.name == "h100-80gb", (
         "it is to be faster"
     )
-    assert found["b200-180gb"] is None
+    assert found["b200-180gb"] == "gb300-278gb" and found["gb300-278gb"] is None
     assert found["cpu"] is None
 
 

@@ -15,7 +15,7 @@ LARGE = {"base": '"Qwen/Qwen2.5-32B-Instruct"'}
 
 
 def test_parts_of_a_stage_are_told_with_what_they_save() -> None:
-    found = rlgraph.compile(GRPO, cluster="8x8:a100-80gb", set=LARGE).choice
+    found = rlgraph.compile(GRPO, cluster="8x8:a100-80gb", set={"base": '"meta-llama/Llama-2-70b-hf"'}).choice
     [(component, option)] = [
         (component, option)
         for component, option in zip(found.problem.components, found.search_result.options, strict=True)

@@ -54,8 +54,7 @@ def attach_adapters(model: PreTrainedModel, adapters: Adapters, kind: ModelKind)
         layer.lora_A = nn.Linear(inputs, adapters.rank, bias=False, **options)
         layer.lora_B = nn.Linear(adapters.rank, outputs, bias=False, **options)
         layer.lora_scale = adapters.scale
-        if wide != layer.weight.dtype:
-            layer.__class__ = _NARROW.get(type(layer), type(layer))
+        layer.__class__ = _WITH_ADAPTER.get(type(layer), type(layer))
         first, _ = adapter_matrix_names(name)
         with torch.no_grad():
             layer.lora_A.weight.copy_(initial_lora_a(first, (adapters.rank, inputs), adapters.seed))
@@ -82,7 +81,7 @@ def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
             del module.lora_A, module.lora_B, module.lora_scale
             for key in [key for key, hook in module._forward_hooks.items() if hook is _add_adapter]:
                 del module._forward_hooks[key]
-            module.__class__ = next((plain for plain, own in _NARROW.items() if own is type(module)), type(module))
+            module.__class__ = next((plain for plain, own in _WITH_ADAPTER.items() if own is type(module)), type(module))
     return copied
 
 
@@ -174,8 +173,8 @@ class _Conv1D(Conv1D):
         return product_with_adapter(self, x, self.weight.t(), self.bias)
 
 
-_NARROW: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Conv1D}
-"""The plain linear layers, and what they are in a narrow model where they have an adapter."""
+_WITH_ADAPTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Conv1D}
+"""The plain linear layers, and what they are where they have an adapter."""
 
 
 def _product(small: Any, x: Tensor) -> Tensor:

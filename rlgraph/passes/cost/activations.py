@@ -224,6 +224,9 @@ class _LayerShard:
         stream = self.shape.hidden * self.itemsize
         # What the network did not keep is recomputed.
         network = stream + self._networks((2 + NETWORK - self.network) * self.itemsize / self.tp)
+        if self.shape.adapters is not None:
+            # As measured: a product with an adapter in it has its output and its input's gradient once, not twice.
+            network -= 2 * stream / self.token_shard_count
         # A norm that is not trained has no product for the gradient of its weight.
         products = 20 if self.shape.adapters is None else 20 - 2 * self.itemsize
         norm = 0 if self.fused_norms else (products * self.shape.hidden + stream) / self.token_shard_count
@@ -303,7 +306,7 @@ class _LayerShard:
         # Tensor-parallel ranks add up their outputs in one more stream.
         streams = (4 + experts) / self.token_shard_count
         # Beside the outputs of gate and up are those of their adapters, and the sums, or as much.
-        matrices = 4 if experts else 6 if shape.adapters else 3
+        matrices = 4 if experts or shape.adapters else 3
         network = (streams + (self.tp > 1)) * hidden + matrices * columns / self.tp
         attention = 3 * hidden / self.token_shard_count + max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
         if self.cp > 1:

@@ -167,7 +167,7 @@ def laid(step: str, *streamed: str) -> dict[str, set[str]]:
     """For each task of a step what it waits for."""
     text = PROGRAM.partition("step:")[0] + "step:\n" + step
     program = rlgraph.compile(text).program
-    found: tuple[Task, ...] = phase_tasks(program, main_phase(program), Workload(), (), streamed)
+    found: tuple[Task, ...] = phase_tasks(program, main_phase(program), Workload(), {}, streamed)
     return {each.name: {found[number].name for number in each.waits_for} for each in found}
 
 

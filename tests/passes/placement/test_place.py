@@ -15,6 +15,7 @@ from rlgraph.dsl.schedule import check_schedule
 from rlgraph.errors import ProgramError, Source
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import HOST, Group, ModelHolding, Plan, Pool, Role
+from rlgraph.ops.nodes import mixture_weights
 from rlgraph.passes.compilation.default_plan import read_model_shapes
 from rlgraph.passes.placement.place import Machine, place
 from rlgraph.passes.resharding.group_edges import group_edges
@@ -106,7 +107,11 @@ def test_every_algorithm_without_a_schedule(path: Path, installed: tuple[str, ..
     assert len({group.engine for group in plan.groups}) == len(plan.groups)
     generating = {role.group for role in plan.roles if role.operation in ("generate", "interact")}
     training = {role.group for role in plan.roles if role.operation == "train"}
-    assert generating <= {f"all.{'vllm' if 'vllm' in installed else 'transformers'}"}
+    # A mixture of models is sampled where both are, by transformers.
+    checked = check_program_and_schedule(Source("a.rlf", path.read_text("utf-8"))).program
+    mixes = any(mixture_weights(node) for phase in checked.phases for node in phase.graph.walk())
+    samples = "transformers" if mixes or "vllm" not in installed else "vllm"
+    assert generating <= {f"all.{samples}"}
     assert training == {f"all.{'megatron' if 'megatron' in installed else 'transformers'}"}
     assert dict(plan.owners).keys() == {role.model for role in plan.roles}
 

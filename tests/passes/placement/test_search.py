@@ -71,7 +71,7 @@ Nodes = tuple[tuple[int, int], ...]
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
 SOME = range(20, 40)
 """Random problems that the fast suite has, too."""
-PARTED = (64, 71, 87, 117, 140, 150, 168)
+PARTED = (87, 91, 113, 117, 140, 150, 177)
 """Problems in whose best plans stages have several parts of a model."""
 STAGED: Nodes = ((1, 2), (2, 1), (1, 2), (1, 3))
 """Of problems in which trainings share a pipeline."""
@@ -637,7 +637,7 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
         assert {*better} <= {*could}, seed
         assert bound > 0.99 * found.value * (1 - 1e-9)
         paying, left_out = paying + len(better), left_out + len(case.candidates) - len(could)
-    assert paying > 4 and left_out > 50, (paying, left_out)
+    assert paying > 2 and left_out > 50, (paying, left_out)
 
 
 def awake(problem: PlacementProblem) -> PlacementProblem:

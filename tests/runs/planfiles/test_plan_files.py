@@ -633,7 +633,7 @@ def test_a_plan_in_which_models_sleep_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "grpo.plan.json"
     path.write_text(made.plan_json(tmp_path))
     [memory] = json.loads(path.read_text())["predicted"]["memory"].values()
-    assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "actor.train"}
+    assert memory["host"] > 0 and set(memory["asleep"]) >= {"ref", "actor.generate"}
     assert memory["host"] <= memory["node"] <= memory["node_capacity"]
     again = rlgraph.load_plan(path)
     assert again.plan == made.plan and again.plan_json(tmp_path) == path.read_text()
