@@ -81,7 +81,9 @@ def share_base(model: PreTrainedModel, kind: ModelKind) -> PreTrainedModel:
             del module.lora_A, module.lora_B, module.lora_scale
             for key in [key for key, hook in module._forward_hooks.items() if hook is _add_adapter]:
                 del module._forward_hooks[key]
-            module.__class__ = next((plain for plain, own in _WITH_ADAPTER.items() if own is type(module)), type(module))
+            module.__class__ = next(
+                (plain for plain, own in _WITH_ADAPTER.items() if own is type(module)), type(module)
+            )
     return copied
 
 
