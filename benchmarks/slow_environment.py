@@ -9,8 +9,8 @@ answers. How many tokens and turns episodes have is taken from the run, as a use
 environment takes is told in the words of `--environment-seconds`. Nothing else is: the model's seconds are those of the
 calibration. *added* is what a step takes longer than where the environment answers at once, in the same run.
 
-In this process (transformers) all turns of a round are sampled together; on Ray (`--ray`, vLLM) each turn begins when its
-observation comes.
+In this process (transformers) all turns of a round are sampled together; on Ray (`--ray`, vLLM) each turn begins when
+its observation comes.
 """
 
 from __future__ import annotations
@@ -154,9 +154,7 @@ def main() -> None:
             note=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
         )
     )
-    print(
-        "| an answer takes, s | processes | step predicted / measured, s | added predicted / measured, s | error of it |"
-    )
+    print("| an answer takes, s | processes | predicted / measured, s | added predicted / measured, s | error of it |")
     print("|---|--:|--:|--:|--:|")
     first: Result | None = None
     with tempfile.TemporaryDirectory() as name:
