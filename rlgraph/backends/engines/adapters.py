@@ -161,21 +161,21 @@ def product_with_adapter(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | N
     return total if bias is None else total + bias
 
 
-class _Linear(nn.Linear):
+class AdaptedLinear(nn.Linear):
     adds_adapter = True
 
     def forward(self, input: Tensor) -> Tensor:
         return product_with_adapter(self, input, self.weight, self.bias)
 
 
-class _Conv1D(Conv1D):
+class AdaptedConv1D(Conv1D):
     adds_adapter = True
 
     def forward(self, x: Tensor) -> Tensor:
         return product_with_adapter(self, x, self.weight.t(), self.bias)
 
 
-_WITH_ADAPTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: _Linear, Conv1D: _Conv1D}
+_WITH_ADAPTER: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: AdaptedLinear, Conv1D: AdaptedConv1D}
 """The plain linear layers, and what they are where they have an adapter."""
 
 

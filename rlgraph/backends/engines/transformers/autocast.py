@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rlgraph.backends.engines.adapters import product_with_adapter
+from rlgraph.backends.engines.adapters import AdaptedConv1D, AdaptedLinear, product_with_adapter
 
 NARROW = torch.bfloat16
 
@@ -23,7 +23,7 @@ def use_autocast(model: PreTrainedModel) -> None:
     """Make the plain linear layers of a model's backbone multiply in bfloat16 where autocast is on."""
     for module in model.base_model.modules():
         # Subclasses may compute something else: autocast itself casts for them.
-        narrow = {nn.Linear: _Linear, Conv1D: _Conv1D}.get(type(module))
+        narrow = _NARROW.get(type(module))
         if narrow is not None:
             module.__class__ = narrow
             module.narrow = Bfloat16Copy(shared=not module.weight.requires_grad)  # type: ignore[assignment]
@@ -105,6 +105,15 @@ class _Conv1D(Conv1D):
 
     def forward(self, x: Tensor) -> Tensor:
         return _apply(self, x, self.weight, self.bias, self.narrow, True)
+
+
+_NARROW: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: _Linear,
+    AdaptedLinear: _Linear,
+    Conv1D: _Conv1D,
+    AdaptedConv1D: _Conv1D,
+}
+"""Linear layers, and what they are where autocast is used."""
 
 
 def _adds_adapter(layer: nn.Module) -> bool:
