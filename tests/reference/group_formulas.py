@@ -308,9 +308,10 @@ def raft(actor: Model, reward: Model, groups: list[Group], *, lr: float, parts: 
 
 
 def corrected(
-    actor: Model, groups: list[Group], weigh: Callable[[float], float], *, lag: int, lr: float, parts: int
+    actor: Model, groups: list[Group], weigh: Callable[[list[float]], list[float]], *, lag: int, lr: float, parts: int
 ) -> Step:
-    """GRPO whose loss at a token is weighted by `weigh(exp(old - mu))`, old the log-probability before the step.
+    """GRPO whose loss at the tokens of an answer is weighted by `weigh` of their exp(old - mu), old the log-probability
+    before the step.
 
     Samples are of the weights of `lag` steps before: with one process there is nothing else by which both differ.
     """
@@ -322,7 +323,7 @@ def corrected(
     drift = [
         [math.exp(o - mu) for o, mu in zip(olds, row.mu, strict=True)] for row, olds in zip(rows, old, strict=True)
     ]
-    weight = [[weigh(x) for x in row] for row in drift]
+    weight = [*map(weigh, drift)]
     adv = flat([group_advantages(scores) for scores in scores_of(groups)])
     for part in slices(len(groups), parts):
         terms = [
@@ -339,6 +340,22 @@ def corrected(
         "weight": mean(flat(weight)),
     }
     step.values = {"adv": adv, "weight": flat(weight)}
+    return step
+
+
+def mis(actor: Model, groups: list[Group], *, least: float, most: float, lag: int, lr: float, parts: int) -> Step:
+    """Liu et al. 2025, section 4.2: rho = the product of an answer's ratios, and w = rho where it is in the bounds, else
+    0, at each of its tokens. An answer without tokens has the ratio 1."""
+    weight: list[float] = []
+
+    def weigh(ratios: list[float]) -> list[float]:
+        rho = math.prod(ratios)
+        weight.append(rho if least <= rho <= most else 0.0)
+        return [weight[-1]] * len(ratios)
+
+    step = corrected(actor, groups, weigh, lag=lag, lr=lr, parts=parts)
+    step.metrics |= {"weight": mean(weight), "kept": mean([float(w > 0) for w in weight])}
+    step.values["weight"] = weight
     return step
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from formulas import Model, Row, Step, begin, frozen_logprobs, frozen_score, mean, token_mean
+from formulas import Group, Model, Row, Step, begin, frozen_logprobs, frozen_score, mean, slices, token_mean
 from torch import Tensor
 
 
@@ -116,6 +116,47 @@ def xpo(
         loss = loss + alpha * known - log_sigmoid(beta * margins[-1])
     step.trained("actor", actor.train(loss / len(new), lr))
     step.metrics = {"wins": mean([float(won) for won in wins]), "margin": shares(margins)[0], "reward": mean(score)}
+    return step
+
+
+def iterative_dpo(
+    actor: Model,
+    ref: Model,
+    reward: Model,
+    groups: list[Group],
+    *,
+    beta: float,
+    penalty: float,
+    apart: float,
+    lr: float,
+    parts: int,
+    epochs: int,
+) -> Step:
+    """arXiv 2405.07863, section 3: an answer is worth r - penalty L; best and worst of each group whose worths are not
+    all equal, DPO's loss for epochs over these pairs; the margins are those of the last."""
+    begin(actor)
+    step, pairs, margins = Step(), list[tuple[Row, Row]](), list[float]()
+    given = [[frozen_score(reward, row) for row in group] for group in groups]
+    for group, scores in zip(groups, given, strict=True):
+        worth = [s - penalty * row.length for s, row in zip(scores, group, strict=True)]
+        if max(worth) - min(worth) > apart:
+            pairs.append((group[worth.index(max(worth))], group[worth.index(min(worth))]))
+    before = [sum(frozen_logprobs(ref, good)) - sum(frozen_logprobs(ref, bad)) for good, bad in pairs]
+    for _ in range(epochs if pairs else 0):
+        margins = []
+        for part in slices(len(pairs), parts):
+            found = [sum(actor.logprobs(pairs[g][0])) - sum(actor.logprobs(pairs[g][1])) - before[g] for g in part]
+            loss = -sum(log_sigmoid(beta * margin) for margin in found) / len(found)
+            step.trained("actor", actor.train(loss, lr))
+            margins += [margin.item() for margin in found]
+    step.metrics = {
+        "reward": mean([s for scores in given for s in scores]),
+        "margin": mean(margins),
+        "pairs": float(len(pairs)),
+    }
+    if not pairs:
+        step.metrics["actor.skipped_empty"] = float(epochs)
+    step.values = {"ref_gap": before}
     return step
 
 

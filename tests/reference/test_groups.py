@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,26 +116,47 @@ def test_raft(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tis", "icepop"])
 def test_the_sampler_is_corrected(folder: Path, name: str) -> None:
-    changes = {"tis": {"cap": "1.05"}, "icepop": {"least": "0.9", "most": "1.1"}}[name]
-    base = folder / name
-    data_folder(base)
-    (base / "tis.rlf").write_text(shipped("tis", {"step:": "step async(lag=1):"}))
-    text = (base / "tis.rlf").read_text() if name == "tis" else shipped(name)
-    changes = {**ACTOR, **RATE, **changes, "prompts": source("gsm8k", 6)}
-    replay = Replay(text, base, changes, path=str(base / "p.rlf"))
-    weights = {
+    replay = lagging(name, folder, {"tis": {"cap": "1.05"}, "icepop": {"least": "0.9", "most": "1.1"}}[name])
+    weights: dict[str, Callable[[float], float]] = {
         "tis": lambda drift: min(drift, 1.05),
         "icepop": lambda drift: drift if 0.9 <= drift <= 1.1 else 0.0,
     }
+
+    def weigh(drifts: list[float]) -> list[float]:
+        return [*map(weights[name], drifts)]
+
     plain = changed = 0
     for seen in replay.steps:
         groups = groups_of(seen.table("rollout"), seen.values["score"])
-        step = group_formulas.corrected(replay.models["actor"], groups, weights[name], lag=1, lr=0.02, parts=4)
+        step = group_formulas.corrected(replay.models["actor"], groups, weigh, lag=1, lr=0.02, parts=4)
         replay.same(seen, step)
         bound = {"tis": 1.05, "icepop": 0.0}[name]
         changed += sum(weight == bound for weight in step.values["weight"])
         plain += sum(weight != bound for weight in step.values["weight"])
     assert changed > 3 and plain > 3, "both branches are in use"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mis(folder: Path, case: str) -> None:
+    replay = lagging("mis", folder, {"least": "0.8", "cap": "1.1", **EDGES[case]})
+    weights: list[float] = []
+    for seen in replay.steps:
+        groups = groups_of(seen.table("rollout"), seen.values["score"])
+        step = group_formulas.mis(replay.models["actor"], groups, least=0.8, most=1.1, lag=1, lr=0.02, parts=4)
+        replay.same(seen, step)
+        weights += step.values["weight"]
+    if case == "ragged":
+        assert weights.count(0) > 3 and sum(w not in (0, 1) for w in weights) > 3, "both branches are in use"
+
+
+def lagging(name: str, folder: Path, changes: dict[str, str]) -> Replay:
+    """`tis.rlf`, or one that uses it, whose sampler is a step behind, that there is something to correct."""
+    base = folder / f"lagging_{name}"
+    data_folder(base)
+    (base / "tis.rlf").write_text(shipped("tis", {"step:": "step async(lag=1):"}))
+    text = (base / "tis.rlf").read_text() if name == "tis" else shipped(name)
+    changes = {**ACTOR, **RATE, "prompts": source("gsm8k", 6), **changes}
+    return Replay(text, base, changes, path=str(base / "p.rlf"))
 
 
 def test_spo(folder: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import preference_formulas
 import pytest
-from replay import ACTOR, JUDGE, Replay, rows_of, source
+from replay import ACTOR, JUDGE, Replay, groups_of, rows_of, source
 from tiny import data_folder, shipped
+
+from tests.suites import few
 
 PAIRS = {**ACTOR, "pairs": source("preferences", 7), "rate": "0.02"}
 
@@ -61,6 +63,39 @@ def test_xpo(folder: Path) -> None:
         replay.same(seen, step)
         wins.append(step.metrics["wins"])
     assert 0 < sum(wins) < len(wins), "either one wins"
+
+
+WORTH = {
+    "ragged": {},
+    "the shortest is best": {"penalty": "50.0"},
+    "equal answers": {"limit": "1", "n": "2"},
+    "a group of one": {"n": "1"},
+    "no token at all": {"limit": "0"},
+}
+
+
+@pytest.mark.parametrize("case", few(WORTH, "ragged", "equal answers"))
+def test_iterative_dpo(folder: Path, case: str) -> None:
+    changes = {"rate": "0.02", "limit": "5", "n": "4", "penalty": "0.05", **WORTH[case]}
+    text = shipped("iterative_dpo", {"parts=160": "parts=3"})
+    replay = Replay(text, folder, {**ACTOR, **JUDGE, "prompts": source("prompts", 7), **changes})
+    pairs = list[float]()
+    for seen in replay.steps:
+        models = (replay.models[name] for name in ("actor", "ref", "reward"))
+        step = preference_formulas.iterative_dpo(
+            *models,
+            groups_of(seen.table("rollout")),
+            beta=0.1,
+            penalty=float(changes["penalty"]),
+            apart=1e-6,
+            lr=0.02,
+            parts=3,
+            epochs=2,
+        )
+        replay.same(seen, step)
+        pairs.append(step.metrics["pairs"])
+    wanted = {"ragged": max(pairs) > 3, "equal answers": 0 < min(pairs) <= max(pairs) < 7}
+    assert wanted.get(case, max(pairs) == 0 or case == "the shortest is best"), pairs
 
 
 def test_kto(folder: Path) -> None:
