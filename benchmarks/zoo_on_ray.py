@@ -54,7 +54,7 @@ STEPS = 5
 ROUNDING = 1e-4
 REPLACED = [
     (r"rlgraph\.rewards:", "rewards.py:"),
-    (r"unseen\.jsonl", "tasks.jsonl"),
+    (r"(unseen|deals)\.jsonl", "tasks.jsonl"),
     (r"\bbatch=\d+", "batch=5"),
     (r"max_tokens=\d+", "max_tokens=5"),
     (r"max_turns=\d+", "max_turns=3"),
@@ -77,7 +77,7 @@ REPLACED = [
 """What is written in place of what, in the text of a program with all that it uses. AdamW divides each gradient by its
 size and `eps`: with a small one it would make steps of nothing but rounding, as IPO's are with 1e-3, whose gradients
 are the largest."""
-MODELS = ("base", "judge", "student", "master", "helpful", "harmful")
+MODELS = ("base", "judge", "student", "master", "helpful", "harmful", "solver", "talker")
 """The parameters that are weights."""
 
 

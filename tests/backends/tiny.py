@@ -60,6 +60,23 @@ class Shell:
         self.turn += 1
         reward = (len(action) + self.turn + len(self.prompt)) % 3 / 2 - 0.25
         return action[:2] + ">", reward, "d" in action or self.turn >= 3
+
+
+class Game:
+    """Two speak in turns, until one says d: who wins is in what was said last. Some prompts are for black to begin."""
+
+    def reset(self, row):
+        self.turn, self.prompt = 0, row["prompt"]
+        self.players = ["white", "black"] if len(self.prompt) % 3 else ["black", "white"]
+        return self.players[0], row.get("first", ">")
+
+    def step(self, action):
+        acting, other = self.players
+        self.players.reverse()
+        self.turn += 1
+        gain = 0 if self.prompt.startswith("b") else (len(action) + self.turn + len(self.prompt)) % 3 - 1
+        over = "d" in action or self.turn >= 4
+        return other, action[:1] + ">", {acting: gain, other: -gain} if over else 0.0, over
 '''
 
 PROMPTS = ["ab", "b", "cdab", "a", "bc", "dddd", "c", "dab", "ba", "ca"]

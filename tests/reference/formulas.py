@@ -485,6 +485,38 @@ def distill(actor: Model, teacher: Model, groups: list[Group], *, lr: float) -> 
     return step
 
 
+def mopd(
+    actor: Model, domains: list[tuple[Model, list[Row]]], *, least: float, most: float, lag: int, lr: float
+) -> Step:
+    """arXiv 2601.02780, equations 7 and 8: mean over a domain's answers of (1 / L) sum_t -w_t A_t lp_t, and over
+    domains; A_t = log p_teacher - lp and w_t = exp(lp - mu) are constants, w_t is 0 outside of [least, most].
+
+    domains: each teacher with the answers of its domain, sampled by the weights of `lag` steps before.
+    """
+    begin(actor)
+    sample(actor, [rows for _, rows in domains], max(0, len(actor.versions) - 1 - lag))
+    step = Step()
+    loss: Tensor | float = 0.0
+    told = []
+    for teacher, rows in domains:
+        told.append([frozen_logprobs(teacher, row) for row in rows])
+        for row, marks in zip(rows, told[-1], strict=True):
+            for lp, mu, mark in zip(actor.logprobs(row), row.mu, marks, strict=True):
+                drift = math.exp(lp.item() - mu)
+                inside = least <= drift <= most
+                step.clips += not inside
+                weight = drift if inside else 0.0
+                loss = loss - weight * (mark - lp.item()) * lp / (row.length * len(rows) * len(domains))
+    step.trained("actor", actor.train(loss, lr))
+    gaps = [
+        [mu - mark for row, marks in zip(rows, some, strict=True) for mu, mark in zip(row.mu, marks, strict=True)]
+        for (_, rows), some in zip(domains, told, strict=True)
+    ]
+    step.metrics = {"kl_sums": mean(gaps[0]), "kl_talk": mean(gaps[1])}
+    step.values = {"right": flat(told[0]), "fluent": flat(told[1])}
+    return step
+
+
 def sft(actor: Model, rows: list[Row], *, lr: float, weight_decay: float) -> Step:
     """Mean over all tokens of -log p."""
     begin(actor)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import turn_formulas
 from formulas import Row
-from replay import ACTOR, Replay, groups_of, source
+from replay import ACTOR, Replay, causal, groups_of, source
 from tiny import Seen, data_folder, shipped, weights
+
+from tests.suites import few
 
 SIZES = {"max_tokens=4096": "max_tokens=12, turn_tokens=3", "lr=1e-6": "lr=0.02"}
 SAYS_ALL = '''
@@ -36,6 +38,14 @@ class Counts(Shell):
     def next(self):
         Counts.said += 1
         return "".join("abcd"[Counts.said // 4**digit % 4] for digit in range(5))
+
+
+class Drawn(Game):
+    """Nobody wins."""
+
+    def step(self, action):
+        other, told, _, over = super().step(action)
+        return other, told, 0.0, over
 '''
 
 
@@ -87,9 +97,9 @@ def test_gigpo(folder: Path, case: str) -> None:
     assert alike == {1.0} or case != "a state of each turn"
 
 
-def drawn(seen: Seen) -> list[Row]:
-    """The past episodes of a step."""
-    table = seen.values["old"]
+def episodes(seen: Seen, name: str) -> list[Row]:
+    """Those of a table that is not the first value of what made it."""
+    table = seen.values[name]
     lengths, turns = table.sequences.lengths.tolist(), table.columns["turns"].tolist()
     scored, rewards = table.sequences.scored.split(lengths), table.columns["reward"].split(turns)
     return [
@@ -111,10 +121,40 @@ def test_archer(folder: Path, case: str) -> None:
     replay = Replay(text, folder, changes)
     past = 0
     for number, seen in enumerate(replay.steps):
-        groups, old = groups_of(seen.table("episode")), drawn(seen)
+        groups, old = groups_of(seen.table("episode")), episodes(seen, "old")
         new = [row.tokens for group in groups for row in group]
         past += sum(row.tokens not in new for row in old) if number else 0
         models = (replay.models[name] for name in ("actor", "q", "v", "slow_q", "slow_v"))
         step = turn_formulas.archer(*models, groups, old, gamma=0.9, slow=0.7, lr=0.02, lr_v=0.03, parts=4)
         replay.same(seen, step)
     assert past or case == "no turn at all", "episodes of earlier steps are learned from"
+
+
+GAMES: dict[str, dict[str, str]] = {
+    "ragged": {},
+    "one turn": {"max_turns=10": "max_turns=1"},
+    "all drawn": {"envs.py:Game": "envs.py:Drawn"},
+    "no turn at all": {"max_tokens=4096": "max_tokens=1"},
+}
+
+
+@pytest.mark.parametrize("case", few(GAMES, "ragged", "one turn"))
+def test_spiral(folder: Path, case: str) -> None:
+    swaps = {"max_tokens=4096": "max_tokens=16, turn_tokens=3", "lr=1e-6": "lr=0.02", **GAMES[case]}
+    changes = {"deals": source("tasks", 6), "decay": "0.7", "first": causal(), "base": weights(0)}
+    changes |= {"second": f'causal_lm({weights(3)}, dtype="float64")'}
+    replay = Replay(shipped("spiral", swaps), folder, changes)
+    usual = {"white": 0.0, "black": 0.0}
+    found = set[float]()
+    lengths = {role: set[int]() for role in usual}
+    for seen in replay.steps:
+        tables = {"white": ("first", "games"), "black": ("second", "games.black")}
+        players = {role: (replay.models[model], episodes(seen, name)) for role, (model, name) in tables.items()}
+        replay.same(seen, turn_formulas.spiral(players, usual, decay=0.7, lr=0.02))
+        for role, (_, rows) in players.items():
+            lengths[role] |= {len(row.rewards) for row in rows}
+            found |= {sum(row.rewards) for row in rows}
+    if case == "ragged":
+        assert found == {-1.0, 0.0, 1.0}, "won, lost and drawn"
+        assert all({0, 1, 2} <= each for each in lengths.values()), lengths
+        assert usual["white"] and usual["black"] and usual["white"] != usual["black"]

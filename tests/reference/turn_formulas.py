@@ -202,3 +202,30 @@ def archer(
         "adv": [x for of_row in adv for x in of_row],
     }
     return step
+
+
+def spiral(players: dict[str, tuple[Model, list[Row]]], usual: dict[str, float], *, decay: float, lr: float) -> Step:
+    """arXiv 2506.24119, role-conditioned advantages: b_role becomes decay b_role + (1 - decay) R_role, with the mean R
+    of the step's games; then the mean over games of -(sum of a player's lp) (R_role - b_role), for each its own model.
+
+    players: the model and the games of white and of black; usual: their baselines, which are changed.
+    """
+    begin(*(model for model, _ in players.values()))
+    step = Step()
+    gains = {}
+    for role, (model, rows) in players.items():
+        gains[role] = [math.fsum(row.rewards) for row in rows]
+        usual[role] = decay * usual[role] + (1 - decay) * mean(gains[role])
+        adv = [gain - usual[role] for gain in gains[role]]
+        terms = [-lp * a for row, a in zip(rows, adv, strict=True) for lp in model.logprobs(row)]
+        name = {"white": "first", "black": "second"}[role]
+        step.trained(name, model.train(sum(terms) / len(rows) if terms else 0.0, lr, clip_norm=1.0))
+        step.values[f"adv_{role[0]}"] = adv
+        step.metrics[f"{role}_usual"] = usual[role]
+    turns = [[float(len(row.rewards)) for row in rows] for _, rows in players.values()]
+    step.metrics |= {
+        "white": mean(gains["white"]),
+        "drawn": mean([float(gain == 0) for gain in gains["white"]]),
+        "turns": mean([white + black for white, black in zip(*turns, strict=True)]),
+    }
+    return step

@@ -107,7 +107,9 @@ class _Walk:
                 self.made.update({value.name: self.origin_of_value(name) for value, name in inner})
                 continue
             assert work is not None
-            if NODES[node.op].selects:
+            # What a player said lies in the episodes, and is made where they are played.
+            part = NODES[node.op].done_where and self.origin_of_value(node.inputs[0]).group == doer
+            if NODES[node.op].selects or part:
                 self.record_view(node, doer, work)
                 continue
             for name in () if NODES[node.op].counts else node.inputs:
