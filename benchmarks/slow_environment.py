@@ -101,7 +101,7 @@ def compiled(folder: Path, answer: str, workers: int, ray: bool) -> Compiled:
         f"place actor.train on all(engine={engines[0]})\n"
         f"place actor.interact on all(engine={engines[1]})\n"
     )
-    path = folder / f"slow-{abs(hash((answer, workers)))}.rlf"
+    path = folder / "slow.rlf"
     path.write_text(text)
     return rlgraph.compile(path, schedule=schedule)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlgraph.errors import NO_SPAN, Span
-from rlgraph.ir.plan import By
+from rlgraph.ir.plan import HOST, By
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +165,8 @@ class Schedule:
     admits: tuple[AdmitLine, ...] = ()
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
     """The place of its head; `NO_SPAN` if the user gave no schedule."""
+
+    @property
+    def host_processes(self) -> int:
+        """Return the processes of the host, which share mathematics between models."""
+        return next((pool.cpus for pool in self.pools if pool.name == HOST), 1)

@@ -114,13 +114,13 @@ def other_players_models(node: Node, types: Mapping[str, Type]) -> list[str]:
 
 def replayed_models(program: Program) -> frozenset[str]:
     """Return the models whose routers of experts are replayed."""
-    return frozenset(model for model, _ in nodes_with_routes(program))
+    return frozenset(model for model, _ in nodes_with_option(program, "routing", "replay"))
 
 
-def nodes_with_routes(program: Program) -> Iterator[tuple[str, Node]]:
-    """Yield the nodes whose rows keep the experts of their tokens, each with the model that samples them."""
+def nodes_with_option(program: Program, option: str, value: str) -> Iterator[tuple[str, Node]]:
+    """Yield the nodes that sample with an option so, each with the model that does it."""
     for phase in program.phases:
         types = phase.graph.value_types()
         for node in phase.graph.walk():
-            if node.attr("routing") == "replay":
+            if node.attr(option) == value:
                 yield cast(StateHandle, types[model_of(node)]).name, node

@@ -162,6 +162,8 @@ def product_with_adapter(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | N
 
 
 class AdaptedLinear(nn.Linear):
+    """A linear layer with an adapter."""
+
     adds_adapter = True
 
     def forward(self, input: Tensor) -> Tensor:
@@ -169,6 +171,8 @@ class AdaptedLinear(nn.Linear):
 
 
 class AdaptedConv1D(Conv1D):
+    """The same with the weight [inputs, outputs], as GPT-2 has it."""
+
     adds_adapter = True
 
     def forward(self, x: Tensor) -> Tensor:

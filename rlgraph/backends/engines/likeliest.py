@@ -133,6 +133,12 @@ class KeptTokens(Entries):
         flat = torch.from_numpy(ragged_positions(starts[chosen].numpy(), counts.numpy()))
         return KeptTokens(counts, self.ids[flat], self.logs[flat])
 
+    def split(self, sizes: Sequence[int]) -> list[KeptTokens]:
+        """Return those of the first places, so many, of the next ones, and so on, as a tensor's `split` does."""
+        counts = self.counts.split(list(sizes))
+        kept = [int(part.sum()) for part in counts]
+        return [KeptTokens(*part) for part in zip(counts, self.ids.split(kept), self.logs.split(kept), strict=True)]
+
     def concat(self, others: Sequence[KeptTokens]) -> KeptTokens:
         """Return those of these places and of the others, one after the other."""
         parts = [self, *others]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.ragged import Entries, ragged_positions
+from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.rows import TableData, concat_entries, pick_entries
 from rlgraph.ir.types import OLDEST, Table
 
@@ -32,12 +32,6 @@ class LearnedPiece:
         axis = self.kind.column_types()[name].axis
         if axis is None or not axis.inner:
             value = value.repeat_interleave(counts)
-        if isinstance(value, Entries):
-            starts = (counts.cumsum(0) - counts).tolist()
-            return [
-                value.pick(np.arange(starts[place], starts[place] + int(counts[place])))
-                for place in self.places.tolist()
-            ]
         parts = value.split(counts.tolist())
         return [parts[place] for place in self.places.tolist()]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush, heapreplace
 
 from rlgraph.ops.turn_times import MOST_AT_ONCE, QUIET_S, QUIET_SHARE
@@ -87,7 +87,7 @@ class EpisodePlay:
 
     ends: list[float]
     """Seconds after which each episode has ended."""
-    steps: Counter[int] = field(default_factory=Counter)
+    steps: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Decoding steps by the number of rows in them."""
     first_reads: int = 0
     later_reads: int = 0
@@ -121,7 +121,7 @@ class _Answers:
 
 def _play_one_by_one(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> EpisodePlay:
     answers, play = _Answers(episodes, pace.processes), EpisodePlay([0.0] * len(episodes))
-    waiting, active, seconds = deque(range(len(episodes))), list[tuple[float, int]](), dict[int, float]()
+    waiting, active, step_s = deque(range(len(episodes))), list[tuple[float, int]](), cache(pace.step_s)
     now = steps = 0.0
     slots = max(1, min(pace.slots, MOST_AT_ONCE))
     while waiting or active or answers.coming:
@@ -132,14 +132,12 @@ def _play_one_by_one(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> Episod
             play.first_reads, play.later_reads = play.first_reads + first, play.later_reads + (not first)
             heappush(active, (steps + episodes[number].tokens, number))
         together = len(active)
-        if together and together not in seconds:
-            seconds[together] = pace.step_s(together)
-        ended = now + max(0.0, active[0][0] - steps) * seconds[together] if together else math.inf
+        ended = now + max(0.0, active[0][0] - steps) * step_s(together) if together else math.inf
         if answers.coming and answers.coming[0][0] <= ended:
             moment, number, over = answers.take()
             if together and moment > now:
-                play.steps[together] += (moment - now) / seconds[together]  # type: ignore[assignment]
-                steps += (moment - now) / seconds[together]
+                taken = (moment - now) / step_s(together)
+                play.steps[together], steps = play.steps[together] + taken, steps + taken
             now = max(now, moment)
             if over:
                 play.ends[number] = now
@@ -147,7 +145,7 @@ def _play_one_by_one(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> Episod
                 waiting.append(number)
             continue
         taken = max(0.0, active[0][0] - steps)
-        play.steps[together] += taken  # type: ignore[assignment]
+        play.steps[together] += taken
         now, steps = ended, steps + taken
         _, number = heappop(active)
         answers.ask(number, now)
@@ -156,7 +154,7 @@ def _play_one_by_one(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> Episod
 
 def _play_together(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> EpisodePlay:
     answers, play = _Answers(episodes, pace.processes), EpisodePlay([0.0] * len(episodes))
-    ready, now, seconds = list(range(len(episodes))), 0.0, dict[int, float]()
+    ready, now, step_s = list(range(len(episodes))), 0.0, cache(pace.step_s)
     while ready or answers.coming:
         if ready:
             first = sum(answers.turns[number] == 0 for number in ready)
@@ -167,10 +165,8 @@ def _play_together(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> EpisodeP
             for place, length in enumerate(lengths):
                 if length > before:
                     together = min(max(1, pace.slots), len(lengths) - place)
-                    if together not in seconds:
-                        seconds[together] = pace.step_s(together)
-                    play.steps[together] += length - before  # type: ignore[assignment]
-                    sampled_s += (length - before) * seconds[together]
+                    play.steps[together] += length - before
+                    sampled_s += (length - before) * step_s(together)
                     before = length
             now += sampled_s
             for number in ready:

@@ -99,9 +99,14 @@ def predict_sampling(
             EpisodeTurns(tokens / len(taken), [shared * (known if each is None else each) for each in taken])
             for tokens, taken in zip(answers, played.answers_s, strict=True)
         ]
-        at_step = lambda count: step.cost(count).seconds * slower  # noqa: E731
-        way = turn_order(deployment, played.episodes)
-        turn_pace = TurnPace(read.seconds / len(answers), again.seconds * slower, most, at_step, processes, *way)
+        turn_pace = TurnPace(
+            read.seconds / len(answers),
+            again.seconds * slower,
+            most,
+            lambda count: step.cost(count).seconds * slower,
+            processes,
+            *turn_order(deployment, played.episodes),
+        )
         play = play_episodes(episodes, turn_pace)
         cost = played_cost(play, read.scaled(1 / slower), again, step.cost, slower)
         return SamplingResult(call + cost, [call.seconds + end for end in play.ends])

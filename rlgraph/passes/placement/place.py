@@ -310,7 +310,7 @@ class _Placer:
             # A model that only takes another's weights, or only gives them, is where the other one is.
             home = next((owners[model] for model in pair if model in owners), None)
             owners = {**dict.fromkeys(pair, home), **owners} if home else owners
-        processes = next((pool.cpus for pool in self.schedule.pools if pool.name == HOST), 1)
+        processes = self.schedule.host_processes
         cpus = processes if processes > 1 else 0
         host = Group(HOST, HOST, HOST, make_mesh(dp=processes), tuple(range(cpus)))
         keys = {name: key for key, name in names.items()}

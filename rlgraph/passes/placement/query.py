@@ -144,7 +144,7 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     phase = main_phase(question.program)
     elsewhere = {code: count for code, (_, count) in placed.items()}
     step = tuple(phase_tasks(question.program, phase, question.workload, elsewhere, question.streamed_tables))
-    processes = next((pool.cpus for pool in question.schedule.pools if pool.name == HOST), 1)
+    processes = question.schedule.host_processes
     step = tuple(replace(task, workers=processes) if task.shared else task for task in step)
     parts = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))

@@ -10,7 +10,7 @@ from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Group
-from rlgraph.ops.program_work import nodes_with_routes
+from rlgraph.ops.program_work import nodes_with_option
 
 
 def routing_errors(
@@ -18,7 +18,7 @@ def routing_errors(
 ) -> Iterator[Diagnostic]:
     """Yield an error for each model without experts whose routers are to be replayed, and for each engine that samples
     or reads its rows and cannot do it. placed: the group of each model and operation; shapes: those that are known."""
-    for model, node in nodes_with_routes(program):
+    for model, node in nodes_with_option(program, "routing", "replay"):
         shape = shapes.get(model)
         if isinstance(shape, Shape) and not shape.experts:
             yield Diagnostic(

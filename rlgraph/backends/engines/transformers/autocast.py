@@ -33,7 +33,7 @@ def forget_bfloat16_copies(model: nn.Module, base: bool = False) -> None:
     """Give up the bfloat16 copies of weights that have changed; they are made again when they are needed. base: those
     of an adapters' base, too."""
     for module in model.modules():
-        if isinstance(module, (_Linear, _Conv1D)) and (base or not module.narrow.shared):
+        if isinstance(module, _Narrowed) and (base or not module.narrow.shared):
             module.narrow.forget()
 
 
@@ -83,7 +83,9 @@ class _UseBfloat16Copy(torch.autograd.Function):
         return gradients[0].to(ctx.dtype), None
 
 
-class _Linear(nn.Linear):
+class _Narrowed(nn.Module):
+    """A linear layer that multiplies in bfloat16 where autocast is on."""
+
     narrow: Bfloat16Copy
 
     @property
@@ -91,18 +93,13 @@ class _Linear(nn.Linear):
         """Whether its own product has that of its adapter, so that both are rounded once."""
         return _adds_adapter(self)
 
+
+class _Linear(_Narrowed, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return _apply(self, input, self.weight, self.bias, self.narrow, False)
 
 
-class _Conv1D(Conv1D):
-    narrow: Bfloat16Copy
-
-    @property
-    def adds_adapter(self) -> bool:
-        """Whether its own product has that of its adapter, so that both are rounded once."""
-        return _adds_adapter(self)
-
+class _Conv1D(_Narrowed, Conv1D):
     def forward(self, x: Tensor) -> Tensor:
         return _apply(self, x, self.weight, self.bias, self.narrow, True)
 

@@ -161,8 +161,8 @@ class SamplingLogitsProcessor(LogitsProcessor):
             # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
             self._rows[row].logprobs[place:] = [logprob]
         for kept in support:
-            for at, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
-                self._rows[row].support[place:] = [kept.pick(np.array([at]))]
+            for row, place, of_row in zip(rows.tolist(), places.tolist(), kept.split([1] * len(kept)), strict=True):
+                self._rows[row].support[place:] = [of_row]
 
 
 def _entry(params: SamplingParams, prompt: list[int] | None, response: list[int]) -> tuple[SampledRow, list[int]]:
