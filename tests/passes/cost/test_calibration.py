@@ -167,6 +167,11 @@ def test_a_file_is_read_as_it_was_written(document: Any) -> None:
     assert found.to_text() == path.read_text()
 
 
+def test_bytes_of_a_logit_may_be_many(document: Any) -> None:
+    """A quick profile once found 8,669, which no file was read with, since it was held to be seconds."""
+    assert read_calibration(document('"logit": 0.0', '"logit": 8669.0')).to_text().count('"logit": 8669.0')
+
+
 def test_a_device_has_the_rates_that_were_measured() -> None:
     known = calibration()
     cpu, gpu = (
