@@ -205,8 +205,9 @@ def archer(
 
 
 def spiral(players: dict[str, tuple[Model, list[Row]]], usual: dict[str, float], *, decay: float, lr: float) -> Step:
-    """arXiv 2506.24119, role-conditioned advantages: b_role becomes decay b_role + (1 - decay) R_role, with the mean R
-    of the step's games; then the mean over games of -(sum of a player's lp) (R_role - b_role), for each its own model.
+    """arXiv 2506.24119, role-conditioned advantages: the mean over games of -(sum of a player's lp) (R_role - b_role),
+    for each its own model; then b_role becomes decay b_role + (1 - decay) R_role, with the mean R of the step's games.
+    The baseline is that before the games, as in the authors' `prepare_trajectories` (github.com/spiral-rl/spiral).
 
     players: the model and the games of white and of black; usual: their baselines, which are changed.
     """
@@ -215,8 +216,8 @@ def spiral(players: dict[str, tuple[Model, list[Row]]], usual: dict[str, float],
     gains = {}
     for role, (model, rows) in players.items():
         gains[role] = [math.fsum(row.rewards) for row in rows]
-        usual[role] = decay * usual[role] + (1 - decay) * mean(gains[role])
         adv = [gain - usual[role] for gain in gains[role]]
+        usual[role] = decay * usual[role] + (1 - decay) * mean(gains[role])
         terms = [-lp * a for row, a in zip(rows, adv, strict=True) for lp in model.logprobs(row)]
         name = {"white": "first", "black": "second"}[role]
         step.trained(name, model.train(sum(terms) / len(rows) if terms else 0.0, lr, clip_norm=1.0))
