@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlgraph.dsl import tree
@@ -99,6 +100,10 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
             "E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span
         )
     args, given = evaluate_optionals(context, expr.args)
+    if name == "clip" and _known_number(args[1], -math.inf) > _known_number(args[2], math.inf):
+        low, high = (arg.span.covered_text for arg in expr.args[1:])
+        message = f"`clip` holds a value between a lower and a higher one, and {low} is more than {high}"
+        raise context.statement_error("E0403", message, expr.args[1].span, f"`clip(x, {high}, {low})`")
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
         raise context.statement_error(
             "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
@@ -185,6 +190,10 @@ def _reduce(context: Context, expr: tree.Call, name: str, by: tree.Option | None
     if is_over_vocabulary(args[0]):
         return reduce_vocabulary(context, expr, name, args[0], by, given)
     args += evaluate_numbers(context, expr.args[1:value_count])
+    if name == "quantile" and not 0 <= _known_number(args[1], 0) <= 1:
+        message = f"`quantile` takes a share from 0 to 1, and this is {expr.args[1].span.covered_text}"
+        hint = f"`{name}(x, 0.9)` is what nine tenths are below"
+        raise context.statement_error("E0403", message, expr.args[1].span, hint)
     source = args[0].type.axis
     if source is None:
         raise context.statement_error(
@@ -283,12 +292,17 @@ def _check_whole_number(context: Context, value: Expr, syntax: tree.Expr, name: 
         message = f"`{name}` takes a whole number of rows, and this is {value.type}"
         hint = "for a share of the rows write `rank(x, by=prompts) < 0.5 * size(x, by=prompts)`"
         raise context.statement_error("E0854", message, syntax.span, hint)
-    if (isinstance(value, Const) and not isinstance(value.value, str) and value.value < 1) or (
-        isinstance(value, Apply) and value.op == "neg" and isinstance(value.args[0], Const)
-    ):
+    if _known_number(value, 1) < 1:
         message = f"`{name}` takes at least one row, and this is {syntax.span.covered_text}"
         hint = "for the smallest ones negate the values: `top(-x, 2)`"
         raise context.statement_error("E0854", message, syntax.span, hint)
+
+
+def _known_number(value: Expr, otherwise: float) -> float:
+    """Return a number that is written in the program, with or without a sign; else `otherwise`."""
+    if isinstance(value, Apply) and value.op == "neg" and isinstance(value.args[0], Const):
+        return -_known_number(value.args[0], -otherwise)
+    return value.value if isinstance(value, Const) and not isinstance(value.value, str) else otherwise
 
 
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:

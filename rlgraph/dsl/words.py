@@ -129,6 +129,7 @@ OTHER_NAMES = {
     "standardize": "`whiten(x)` has mean 0 and standard deviation 1",
     "median": "`quantile(x, 0.5)` is the median, of each group with `by=TABLE`",
     "percentile": "`quantile(x, 0.9)` is what nine tenths are below, of each group with `by=TABLE`",
+    "majority": "`size(x, by=key(prompts, x)) / size(x, by=prompts)` is the share of answers that are the same",
     "norm": "write it out: `sqrt(sum(x * x))`",
     "softmax": "write it out: `exp(x) / sum(exp(x), by=TABLE)`",
     "logsumexp": "write it out: `log(sum(exp(x), by=TABLE))`",
