@@ -25,12 +25,15 @@ _EXPECTED = {
     "EQUAL": "`=`",
     "COLONEQUAL": "`:=`",
     "COLON": "`:`",
+}
+_EXPECTED_WORDS = {
     "ASYNC": "`async`",
     "FROM": "`from`",
     "ON": "`on`",
     "DEVICES": "`devices`",
     "CPUS": "`cpus`",
 }
+"""Words that are told only where no name can stand, since each of them may be a name."""
 
 
 def explain_token(
@@ -328,9 +331,8 @@ class _Unexpected:
         """Return what could stand there, in words."""
         kinds = self.accepts
         parts = ["a value"] if "NUMBER" in kinds else ["a name"] if "NAME" in kinds else []
-        parts += [
-            text for kind, text in _EXPECTED.items() if kind in kinds and not (kind in ("STRING", "PLUS") and parts)
-        ]
+        known = _EXPECTED if "NAME" in kinds else _EXPECTED | _EXPECTED_WORDS
+        parts += [text for kind, text in known.items() if kind in kinds and not (kind in ("STRING", "PLUS") and parts)]
         if "WHERE" in kinds and "NUMBER" not in kinds and "NAME" not in kinds:
             parts.append("`where`")
         if "NEWLINE" in kinds:
