@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,10 @@ class Sequences:
         """Return which tokens are scored as N lists."""
         return [row.tolist() for row in self.scored.split(self.lengths.tolist())]
 
+    def routes_by_row(self) -> list[Tensor | None]:
+        """Return the routes of each row; None where routers choose."""
+        return [None] * len(self) if self.routes is None else [*self.routes.split(self.lengths.tolist())]
+
     def first_scored(self) -> list[int]:
         """Return for each row how many tokens stand before its first scored one; all of them where none is scored."""
         return [row.index(True) if True in row else len(row) for row in self.scored_by_row()]
@@ -111,8 +116,12 @@ class Sequences:
 
     def scored_counts(self) -> Tensor:
         """Return the scored tokens in each row, int64 [N]."""
-        sums = torch.cat([torch.zeros(1, dtype=torch.long), self.scored.long().cumsum(0)])
-        return sums[self.row_starts + self.lengths] - sums[self.row_starts]
+        counts, has_tokens = torch.zeros_like(self.lengths), self.lengths > 0
+        if bool(has_tokens.any()):
+            # Without a number of eight bytes for each token.
+            starts = self.row_starts[has_tokens].numpy()
+            counts[has_tokens] = torch.from_numpy(np.add.reduceat(self.scored.numpy(), starts, dtype=np.int64))
+        return counts
 
     @cached_property
     def row_starts(self) -> Tensor:
