@@ -76,6 +76,14 @@ class Sequences:
         flat = ragged_index(self.row_starts[index], lengths)
         return self._rows_of(flat, lengths)
 
+    def slice_rows(self, rows: slice) -> Sequences:
+        """Return consecutive rows, of which nothing is copied."""
+        lengths = self.lengths[rows]
+        start = int(self.lengths[: rows.start].sum())
+        tokens = slice(start, start + int(lengths.sum()))
+        routes = None if self.routes is None else self.routes[tokens]
+        return Sequences(self.tokens[tokens], lengths, self.scored[tokens], routes)
+
     def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.row_starts, lengths)
