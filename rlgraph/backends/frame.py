@@ -98,7 +98,9 @@ class Frame:
         if not axis.inner:
             return None
         assert axis.parent
-        return np.bincount(self.ancestor_rows(axis.key, axis.parent.key), minlength=self.row_count(axis.parent.key))
+        parents = self.ancestor_rows(axis.key, axis.parent.key)
+        # They ascend: nothing is counted one by one.
+        return np.diff(np.searchsorted(parents, np.arange(self.row_count(axis.parent.key) + 1)))
 
     def max_per_row(self, axis: str, numbers: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
         """Return for each row of an axis the greatest number of the rows that lie in it, float [rows], 0 at least.

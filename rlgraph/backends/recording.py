@@ -159,11 +159,13 @@ class Recorder:
     ) -> None:
         """Keep the responses to `prompts`, a list of tokens for each row. Raises RunError where the disk is full."""
         chances, sequences = iter(made.logprobs.tolist()), made.sequences
-        by_row = (
-            [None] * len(sequences) if sequences.routes is None else sequences.routes.split(sequences.lengths.tolist())
-        )
         responses = zip(
-            sequences.rows(), sequences.scored_tokens_by_row(), made.finished.tolist(), versions, by_row, strict=True
+            sequences.rows(),
+            sequences.scored_tokens_by_row(),
+            made.finished.tolist(),
+            versions,
+            sequences.routes_by_row(),
+            strict=True,
         )
         lines = []
         turns = turns_of_rows(turn, len(ids))

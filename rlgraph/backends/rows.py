@@ -81,15 +81,21 @@ class TableData:
     owner: str = ""
     """The model whose tokenizer made the tokens; of sampled rows, the one that sampled them."""
 
-    def take(self, kind: Table, places: Mapping[str, np.ndarray]) -> TableData:
-        """Return some rows; `places` has those of the table's axis, of its tokens and of its turns."""
-        row_places = places[kind.axis.key]
-        indices = row_places.tolist()
+    def take(self, kind: Table, places: Mapping[str, np.ndarray | slice]) -> TableData:
+        """Return some rows; `places` has those of the table's axis, of its tokens and of its turns. Of a slice nothing
+        is copied."""
+        row_places, sequences = places[kind.axis.key], self.sequences
         axes = _column_axes(kind)
+        if sequences is not None:
+            sequences = (
+                sequences.slice_rows(row_places)
+                if isinstance(row_places, slice)
+                else sequences.take(_tensor(row_places))
+            )
         return TableData(
-            tuple(self.data[i] for i in indices),
-            tuple(self.prompts[i] for i in indices) if self.prompts else (),
-            None if self.sequences is None else self.sequences.take(_tensor(row_places)),
+            pick_entries(self.data, row_places),
+            pick_entries(self.prompts, row_places) if self.prompts else (),
+            sequences,
             {name: pick_entries(value, places[axes[name]]) for name, value in self.columns.items()},
             self.owner,
         )
@@ -114,10 +120,12 @@ def _column_axes(kind: Table) -> dict[str, str]:
     return {name: tensor.axis.key for name, tensor in kind.column_types().items() if tensor.axis}
 
 
-def pick_entries(value: Any, places: np.ndarray) -> Any:
-    """Return some entries of a tensor, a list or a tuple; `places` is int64."""
+def pick_entries(value: Any, places: np.ndarray | slice) -> Any:
+    """Return some entries of a tensor, a list or a tuple; `places` is int64, or a slice with a start and a stop."""
     if isinstance(value, Entries):
-        return value.pick(places)
+        return value.pick(np.arange(places.start, places.stop) if isinstance(places, slice) else places)
+    if isinstance(places, slice):
+        return value[places]
     if isinstance(value, list | tuple):
         picked = [value[i] for i in places.tolist()]
         return tuple(picked) if isinstance(value, tuple) else picked

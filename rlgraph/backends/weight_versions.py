@@ -19,7 +19,7 @@ from rlgraph.backends.loops import LOOPS
 from rlgraph.backends.regions import LoopPolicy
 from rlgraph.backends.step import Step
 from rlgraph.ir.graph import Graph, Node, Program
-from rlgraph.ir.step_edges import longest_step_distances, oldest_weights_age_versions
+from rlgraph.ir.step_edges import earlier_versions_kept, longest_step_distances, oldest_weights_age_versions
 from rlgraph.ir.types import is_model
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class WeightVersions:
 
     def __init__(self, program: Program, loops: Mapping[str, LoopPolicy] = LOOPS) -> None:
         self._reach = longest_step_distances(program)
+        self._kept = earlier_versions_kept(program)
         self._coming = _models_changed_by_step(program, loops)
         self._seen = 0
         self._changed: dict[str, list[int]] = {model.name: [] for model in program.models}
@@ -90,6 +91,10 @@ class WeightVersions:
         """Return the oldest version that a step or a later one may read."""
         return max(0, self.version_after(model, number - 1) + 1 - self._reach.get(model, 1))
 
+    def oldest_kept(self, model: str, step: Step) -> int:
+        """Return the oldest version that is kept once a step has changed the model."""
+        return max(0, self.version_after(model, step.number) - self._kept[model])
+
     def reads_past_versions(self, model: str) -> bool:
         """Whether an edge reads versions that are not the last one."""
         return model in self._reach
@@ -114,7 +119,10 @@ class PastWeights:
             if self.versions.reads_past_versions(self.model):
                 # Steps in between that might have changed them, and did not, made versions of the same weights.
                 first = self.versions.version_after(self.model, before)
-                versions, copied = range(first, self.versions.version_after(self.model, step.number - 1) + 1), state()
+                versions = range(first, self.versions.version_after(self.model, step.number - 1) + 1)
+                # Before the copy is made, so that there is never one more.
+                self._drop_before(self.versions.oldest_kept(self.model, step))
+                copied = state()
                 with self._lock:
                     self._past |= dict.fromkeys(versions, copied)
 
@@ -135,7 +143,9 @@ class PastWeights:
 
     def drop_unneeded(self, step: Step) -> None:
         """Forget what is needed no more when this step and those before are over."""
-        oldest = self.versions.oldest_needed(self.model, step.number + 1)
+        self._drop_before(self.versions.oldest_needed(self.model, step.number + 1))
+
+    def _drop_before(self, oldest: int) -> None:
         with self._lock:
             self._past = {version: state for version, state in self._past.items() if version >= oldest}
 

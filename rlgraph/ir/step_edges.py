@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from rlgraph.ir.graph import Node, Program
-from rlgraph.ir.types import StateHandle
+from rlgraph.ir.types import StateHandle, is_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,30 @@ def longest_step_distances(program: Program) -> dict[str, int]:
     for edge in step_edges(program):
         distances[edge.model] = max(edge.distance, distances.get(edge.model, 0))
     return distances
+
+
+def earlier_versions_kept(program: Program) -> dict[str, int]:
+    """Return how many versions before the present one are kept of each model that a later step reads so: as many as its
+    longest edge passes, and one more where a step may change the model before it has read them."""
+    late = _read_after_changes(program)
+    return {
+        model: distance if model in late else distance - 1
+        for model, distance in longest_step_distances(program).items()
+    }
+
+
+def _read_after_changes(program: Program) -> set[str]:
+    """Return the models whose earlier versions a step may read after it has changed them. A node that changes a model
+    begins when those before it have read it."""
+    late: set[str] = set()
+    for phase in program.phases:
+        changed: set[str] = set()
+        types = phase.graph.value_types()
+        for outer in phase.graph.nodes:
+            inner = [outer, *(node for region in outer.regions for node in region.walk())]
+            read = {
+                cast(StateHandle, types[node.inputs[0]]).name for node in inner if oldest_weights_age_versions(node)
+            }
+            changed |= {value.type.name for node in inner for value in node.outputs if is_model(value.type)}
+            late |= read & changed
+    return late

@@ -118,9 +118,10 @@ def replayed_models(program: Program) -> frozenset[str]:
 
 
 def nodes_with_option(program: Program, option: str, value: str) -> Iterator[tuple[str, Node]]:
-    """Yield the nodes that sample with an option so, each with the model that does it."""
+    """Yield the nodes that sample with an option so, each with every model that does it."""
     for phase in program.phases:
         types = phase.graph.value_types()
         for node in phase.graph.walk():
             if node.attr(option) == value:
-                yield cast(StateHandle, types[model_of(node)]).name, node
+                models = [cast(StateHandle, types[model_of(node)]).name, *other_players_models(node, types)]
+                yield from ((model, node) for model in dict.fromkeys(models))

@@ -19,6 +19,14 @@ _SAMPLING = (
         "min_p", "float", 0.0, 0.0, 1.0, "sample from tokens at least this many times as likely as the likeliest"
     ),
 )
+_ROUTING = Attribute(
+    "routing",
+    "word",
+    "free",
+    doc="`replay`: the model that samples computes log-probabilities and gradients of these rows with the "
+    "experts that its routers chose for them; `free`: routers choose anew",
+    names=lambda: ("free", "replay"),
+)
 _PROMPT = Attribute(
     "prompt", "name", None, doc="the column of the prompts; if not said, what its rows were asked", by="checker"
 )
@@ -150,14 +158,7 @@ RECORDS = (
             Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
-            Attribute(
-                "routing",
-                "word",
-                "free",
-                doc="`replay`: the model that samples computes log-probabilities and gradients of these rows with the "
-                "experts that its routers chose for them; `free`: routers choose anew",
-                names=lambda: ("free", "replay"),
-            ),
+            _ROUTING,
             Attribute("models", "names", (), doc="of a mixture, in order", by="checker"),
             Attribute("weights", "any", (), doc="of their logits in the mixture", by="checker"),
             Attribute(
@@ -198,6 +199,7 @@ RECORDS = (
                 "messages, or `text`, as they are",
                 names=lambda: ("chat", "text"),
             ),
+            _ROUTING,
             Attribute("env", "name", doc="the environment", by="checker"),
             Attribute("players", "names", (), doc="of an environment with several, in order", by="checker"),
             Attribute("models", "names", (), doc="for each player the model that plays it", by="checker"),

@@ -85,6 +85,17 @@ def test_rows_that_are_taken(make: Any, rows: Ragged, data: st.DataObject) -> No
 
 
 @MAKERS
+def test_of_consecutive_rows_nothing_is_copied(make: Any) -> None:
+    rows = [[1], [], [2, 3], [4, 5, 6], [7], []]
+    piece = make(rows)
+    taken = piece.take_rows(np.arange(2, 5))
+    assert told(taken) == told(piece)[2:5] and told(taken.take_rows(np.array([1]))) == told(piece)[3:4]
+    values = (each.value.columns["logprobs"] if make is table else each.value for each in (piece, taken))
+    whole, part = values
+    assert part.data_ptr() == whole.data_ptr() + whole.element_size()
+
+
+@MAKERS
 @given(parts=st.lists(ragged, min_size=1, max_size=3))
 def test_pieces_that_are_joined(make: Any, parts: list[Ragged]) -> None:
     joined = Piece.concatenate([make(rows) for rows in parts])

@@ -25,8 +25,8 @@ from rlgraph.backends.steps import StepRunner
 from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.sampling import version_columns
 from rlgraph.backends.worker.session import Settings
-from rlgraph.ir.graph import Program
-from rlgraph.ir.step_edges import longest_step_distances, step_edges
+from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.step_edges import earlier_versions_kept, longest_step_distances, step_edges
 from rlgraph.ir.types import OLDEST, Axis, StateHandle, Table
 from tests.suites import few
 
@@ -271,19 +271,51 @@ def test_versions_are_read_off_the_program() -> None:
     assert versions.version_at("twin", ninth) == 8
 
 
-def test_weights_are_kept_until_no_step_needs_them() -> None:
-    versions = WeightVersions(compile_text(AHEAD.replace("LAG", "2")))
+@pytest.mark.parametrize("late", [False, True])
+def test_weights_are_kept_until_no_step_needs_them(late: bool) -> None:
+    """With a lag of 2 a step needs those of two steps before the last one, until it has generated; three where it
+    changes them first."""
+    text = AHEAD.replace("LAG", "2")
+    program = compile_text(text + "    again = actor.generate(prompts, max_tokens=2)\n    report more = mean(again.length)\n" if late else text)
+    versions = WeightVersions(program)
     past = PastWeights("actor", versions)
+    assert earlier_versions_kept(program) == {"actor": 2 + late}
+
+    def read(step: Step) -> list[int]:
+        weights = past.get(versions.version_at("actor", step, 3))
+        # Present ones where nothing has changed them.
+        return [step.number, 0] if weights is None else weights["w"].tolist()
+
     for number in range(1, 7):
         step = Step(number, "step")
+        assert read(step) == [max(1, number - 2), 0]
         for update in range(2):
-            past.copy_before_change(step, lambda number=number, update=update: {"w": torch.tensor([number, update])})  # type: ignore[misc]
+            # While a copy is made there is none that nobody needs, either.
+            copy = {"w": torch.tensor([number, update])}
+            past.copy_before_change(step, lambda copy=copy: copy if len(past._past) < 2 + late else {})  # type: ignore[misc]
         assert past.get(number) is None, "these are the present ones"
-        read = past.get(versions.version_at("actor", step, 3))
         # Of a step the weights before its first update.
-        assert read is not None and read["w"].tolist() == [max(1, number - 2), 0]
+        assert not late or read(step) == [max(1, number - 2), 0]
+        assert len(past._past) == min(number, 2 + late)
         past.drop_unneeded(step)
         assert sorted(past._past) == [version for version in (number - 2, number - 1) if version >= 0]
+
+
+def test_a_run_keeps_as_many_copies_as_a_plan_counts(folder: Path) -> None:
+    program = compile_text(AHEAD.replace("LAG", "2"))
+    backend, most = LocalBackend(program, Settings(folder=folder)), 0
+    past = backend.session.models["actor"].past
+
+    def count(node: Node, frame: Frame) -> None:
+        nonlocal most
+        most = max(most, len({id(weights) for weights in past._past.values()}))
+
+    backend.watch = count
+    try:
+        ages = [step.metrics["age"] for step in backend.run_steps(5)]
+    finally:
+        backend.close()
+    assert ages == [0, 1, 2, 2, 2] and most == earlier_versions_kept(program)["actor"] == 2
 
 
 def test_a_row_is_as_old_as_its_oldest_token() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from tiny import Run, Seen, compile_text
 
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer, special_tokens_in
 from rlgraph.backends.engines.turns import without_end_of_turn
+from rlgraph.backends.worker.action_sampling import SampledTurn
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.ir.graph import Node
@@ -192,7 +194,7 @@ def test_an_end_that_was_sampled_is_not_written_again() -> None:
     growing = GrowingEpisode(node, "row 0", code, code.encode_prompt(asked), asked, True, (), {}, False)
     for action in ("4", "5"):
         ids = code.encode_response(action)
-        assert growing.add_action(ids, [0.0] * len(ids), [(0, len(ids))]) == action
+        assert growing.add_action(SampledTurn(ids, [0.0] * len(ids), ((0, len(ids)),), True)) == action
         growing.record_tool_calls(())
         growing.add_observation("More.", 1000)
     said = [says("4"), user("More."), says("5"), user("More.")]
@@ -203,3 +205,23 @@ def test_an_end_that_was_sampled_is_not_written_again() -> None:
     left = growing.tokens_left(1000)
     growing.add_observation("x" * left, 1000)
     assert growing.over and growing.tokens_left(1000) == 0 and len(growing.replies) == 2
+
+
+def test_a_token_keeps_the_experts_that_it_was_first_read_with() -> None:
+    """What a turn reads again, perhaps with newer weights, says nothing of the tokens before it."""
+    growing = GrowingEpisode(cast(Node, None), "row 0", codec(OWN), [5, 6], "", False, (), {}, False)
+
+    def turn(ids: list[int], expert: int) -> None:
+        routes = torch.full((len(growing.tokens) + len(ids), 2, 1), expert, dtype=torch.int16)
+        routes[-1] = -1
+        growing.add_action(SampledTurn(ids, [0.0] * len(ids), ((0, len(ids)),), True, routes))
+
+    turn([7, 8], 1)
+    growing.observe_tokens([9, 9], 100)
+    other = growing.fork()
+    turn([7], 2)
+    assert growing.routes is not None and growing.routes[:, 1, 0].tolist() == [1, 1, 1, 2, 2, 2, -1]
+    # A line that goes on otherwise has experts of its own.
+    growing = other
+    turn([7, 7], 3)
+    assert growing.routes is not None and growing.routes[:, 0, 0].tolist() == [1, 1, 1, 3, 3, 3, 3, -1]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,14 @@ class Sequences:
         flat = ragged_index(self.row_starts[index], lengths)
         return self._rows_of(flat, lengths)
 
+    def slice_rows(self, rows: slice) -> Sequences:
+        """Return consecutive rows, of which nothing is copied."""
+        lengths = self.lengths[rows]
+        start = int(self.lengths[: rows.start].sum())
+        tokens = slice(start, start + int(lengths.sum()))
+        routes = None if self.routes is None else self.routes[tokens]
+        return Sequences(self.tokens[tokens], lengths, self.scored[tokens], routes)
+
     def truncate(self, lengths: Tensor) -> Sequences:
         """Return so many tokens of each row from its start, int64 [N]."""
         flat = ragged_index(self.row_starts, lengths)
@@ -97,6 +106,10 @@ class Sequences:
         """Return which tokens are scored as N lists."""
         return [row.tolist() for row in self.scored.split(self.lengths.tolist())]
 
+    def routes_by_row(self) -> list[Tensor | None]:
+        """Return the routes of each row; None where routers choose."""
+        return [None] * len(self) if self.routes is None else [*self.routes.split(self.lengths.tolist())]
+
     def first_scored(self) -> list[int]:
         """Return for each row how many tokens stand before its first scored one; all of them where none is scored."""
         return [row.index(True) if True in row else len(row) for row in self.scored_by_row()]
@@ -111,8 +124,12 @@ class Sequences:
 
     def scored_counts(self) -> Tensor:
         """Return the scored tokens in each row, int64 [N]."""
-        sums = torch.cat([torch.zeros(1, dtype=torch.long), self.scored.long().cumsum(0)])
-        return sums[self.row_starts + self.lengths] - sums[self.row_starts]
+        counts, has_tokens = torch.zeros_like(self.lengths), self.lengths > 0
+        if bool(has_tokens.any()):
+            # Without a number of eight bytes for each token.
+            starts = self.row_starts[has_tokens].numpy()
+            counts[has_tokens] = torch.from_numpy(np.add.reduceat(self.scored.numpy(), starts, dtype=np.int64))
+        return counts
 
     @cached_property
     def row_starts(self) -> Tensor:

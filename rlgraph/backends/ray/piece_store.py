@@ -60,7 +60,10 @@ class Piece:
         return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
 
     def take_rows(self, rows: np.ndarray) -> Piece:
-        """Return some rows, in the order of `rows`."""
+        """Return some rows, in the order of `rows`; of consecutive ones nothing is copied."""
+        span = as_range(rows)
+        if isinstance(span, range):
+            return self._slice_rows(slice(span.start, span.stop))
         chosen: dict[str, np.ndarray] = {}
         counts_taken: list[np.ndarray | None] = []
         for axis, counts in zip(axes_in_rows(self.kind), self.counts, strict=True):
@@ -77,6 +80,25 @@ class Piece:
         inner = axis_of(self.kind)
         assert inner is not None
         return Piece(self.kind, pick_entries(self.value, chosen[inner.key]), tuple(counts_taken))
+
+    def _slice_rows(self, rows: slice) -> Piece:
+        bounds: dict[str, slice] = {}
+        counts_taken: list[np.ndarray | None] = []
+        for axis, counts in zip(axes_in_rows(self.kind), self.counts, strict=True):
+            if counts is None:
+                bounds[axis.key] = rows
+                counts_taken.append(None)
+                continue
+            assert axis.parent
+            above = bounds.get(axis.parent.key, rows)
+            start = int(counts[: above.start].sum())
+            bounds[axis.key] = slice(start, start + int(counts[above].sum()))
+            counts_taken.append(counts[above])
+        if isinstance(self.kind, Table):
+            return Piece(self.kind, self.value.take(self.kind, bounds), tuple(counts_taken))
+        inner = axis_of(self.kind)
+        assert inner is not None
+        return Piece(self.kind, pick_entries(self.value, bounds[inner.key]), tuple(counts_taken))
 
     @staticmethod
     def concatenate(parts: Sequence[Piece]) -> Piece:

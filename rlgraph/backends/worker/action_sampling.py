@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.engines.records import State
 from rlgraph.backends.frame import Frame
@@ -27,6 +28,8 @@ class SampledTurn:
     versions: Runs
     finished: bool
     """Whether it came to its end by itself."""
+    routes: Tensor | None = None
+    """The experts of all tokens before it and of its own, as `Sequences.routes`, where they are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,11 @@ class ActionSampling:
         sampler = Sampler(node, frame.step, self.session, self.model, turn, 1, *how)
         [(_, _, made, runs)] = sampler.sample_parts(rows, encoded, keys, [len(rows)])
         logprobs = torch.split(made.logprobs, made.sequences.scored_counts().tolist())
+        routes = made.sequences.routes_by_row()
         return [
-            SampledTurn(ids, chances.tolist(), versions, finished)
-            for ids, chances, versions, finished in zip(
-                made.sequences.scored_tokens_by_row(), logprobs, runs, made.finished.tolist(), strict=True
+            SampledTurn(ids, chances.tolist(), versions, finished, of_row)
+            for ids, chances, versions, finished, of_row in zip(
+                made.sequences.scored_tokens_by_row(), logprobs, runs, made.finished.tolist(), routes, strict=True
             )
         ]
 

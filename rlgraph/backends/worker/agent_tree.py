@@ -17,7 +17,7 @@ from rlgraph.backends.worker.action_sampling import SampledTurn, turn_room
 from rlgraph.backends.worker.agent_answers import AgentAnswer, Choice
 from rlgraph.backends.worker.agent_requests import AgentRequest, RequestRefused, is_same_message
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
-from rlgraph.backends.worker.turn_sampling import NextTurn, first_runs
+from rlgraph.backends.worker.turn_sampling import NextTurn, cut_to_room
 from rlgraph.conversations import Content, Message, OddRow, template_options_of
 from rlgraph.errors import RunError, count_phrase
 from rlgraph.ir.graph import Node
@@ -138,15 +138,16 @@ class AgentTree:
         return AgentAnswer(f"{kind}-{turns[0].number}", model, prompt_ids, choices)
 
     def _add(self, request: AgentRequest, turn: NextTurn, made: SampledTurn) -> Choice:
-        ids, finished = list(made.ids[: turn.room]), made.finished and len(made.ids) <= turn.room
+        made = cut_to_room(made, turn.room)
+        ids, finished = list(made.ids), made.finished
         whole = self.codec.decode(ids)
         content = until_stop(whole, request.stop)
         if len(content) < len(whole):
-            ids, finished = ids[: self._tokens_with(ids, whole, content, request.stop)], True
+            made, finished = cut_to_room(made, self._tokens_with(ids, whole, content, request.stop)), True
+            ids = list(made.ids)
         tail = self.codec.decode(ids)[len(content) :]
-        chances, runs = list(made.logprobs[: len(ids)]), first_runs(made.versions, len(ids))
         line = turn.line
-        line.add_action(ids, chances, runs)
+        line.add_action(made)
         calls: tuple[tuple[str, ToolCall], ...] = ()
         if request.tools:
             written = self.codec.decode_with_special(ids)
@@ -160,7 +161,7 @@ class AgentTree:
         line.actions[-1] = {**line.actions[-1], "content": content}
         reason = "tool_calls" if calls else "stop" if finished else "length"
         pieces = [str(self.codec.tokenizer.decode([token])) for token in ids]
-        choice = Choice(content, calls, reason, ids, pieces, chances, runs)
+        choice = Choice(content, calls, reason, ids, pieces, list(made.logprobs), made.versions)
         answer = {"role": "assistant", "content": content}
         if calls:
             functions = [{"name": call.name, "arguments": dict(call.arguments)} for _, call in calls]

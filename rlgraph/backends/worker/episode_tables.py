@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
@@ -51,6 +52,8 @@ class EpisodeRecord:
     finished: bool
     said: Mapping[str, Any]
     """What functions are given of it."""
+    routes: Tensor | None = None
+    """The experts of its first tokens, as `Sequences.routes`, where they are kept."""
     branches: tuple[EpisodeRecord, ...] = ()
     """All lines of an agent's episode, where they are kept."""
 
@@ -95,6 +98,7 @@ def episode_records(episodes: Sequence[GrowingEpisode], asked: Sequence[Any], ve
             episode.observations,
             episode.over,
             episode.function_arguments(),
+            episode.routes,
         )
         for episode, begin in zip(episodes, asked, strict=True)
     ]
@@ -128,7 +132,20 @@ def episode_table(
     if model := branches_of(kind):
         columns[f"{BRANCHES}{model}"] = [record.branches for record in records]
     sequences = Sequences.from_lists([record.tokens for record in records], [record.scored for record in records])
+    sequences = replace(sequences, routes=_routes(records))
     return TableData(tuple(rows), tuple(record.asked for record in records), sequences, columns, owner)
+
+
+def _routes(records: Sequence[EpisodeRecord]) -> Tensor | None:
+    """Return the experts of all tokens of episodes, -1 where nothing is known; None where they are not kept."""
+    known = next((record.routes for record in records if record.routes is not None), None)
+    if known is None:
+        return None
+    parts = []
+    for record in records:
+        routes = known[:0] if record.routes is None else record.routes
+        parts += [routes, known.new_full((len(record.tokens) - routes.shape[0], *known.shape[1:]), -1)]
+    return torch.cat(parts)
 
 
 def agent_records(played: PlayedEpisodes, name: str, version: int) -> list[EpisodeRecord]:

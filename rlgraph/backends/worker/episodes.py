@@ -161,7 +161,7 @@ class _StepEpisode:
         return WantedTurn(self.place, "", NextTurn(self.part, turn, turn_room(node, left)))
 
     def act(self, made: SampledTurn) -> Callable[[], Any]:
-        return partial(self.game.step, self.part.add_action(made.ids, made.logprobs, made.versions))
+        return partial(self.game.step, self.part.add_action(made))
 
     def take_answer(self, answer: Any) -> None:
         observation, reward, over = answer

@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.turns import without_end_of_turn
-from rlgraph.backends.weight_versions import Runs
+from rlgraph.backends.worker.action_sampling import SampledTurn
 from rlgraph.backends.worker.session import engine_run_error
 from rlgraph.conversations import Message, parse_content
 from rlgraph.errors import Diagnostic, RunError
@@ -62,6 +64,8 @@ class GrowingEpisode:
         self.prompt = len(prompt)
         self.logprobs: list[float] = []
         self.versions: list[tuple[int, int]] = []
+        self.routes: Tensor | None = None
+        """The experts of the tokens up to the last action, as `Sequences.routes`; None where they are not kept."""
         self.rewards: list[float] = []
         self.over = False
 
@@ -79,15 +83,19 @@ class GrowingEpisode:
         self.tokens = self._encoded(lambda: self.codec.encode_prompt(self.asked or (), *self.given))
         self.written, self.scored = list(self.tokens), [False] * len(self.tokens)
 
-    def add_action(self, ids: list[int], logprobs: list[float], versions: Runs) -> str:
+    def add_action(self, made: SampledTurn) -> str:
         """Add an action, which carries loss, and return its text."""
+        ids = made.ids
         self.tokens += ids
+        if made.routes is not None:
+            # Without a prompt the engine has begun with a token of its own.
+            self.routes = _first_known(self.routes, made.routes[-len(self.tokens) :])
         self.scored += [True] * len(ids)
         self.action_tokens.append(len(ids))
         self.observations.append(self._said)
         self._said = ""
-        self.logprobs += logprobs
-        self.versions += versions
+        self.logprobs += made.logprobs
+        self.versions += made.versions
         text = self.codec.decode(ids)
         self.actions.append({"role": "assistant", "content": text})
         return self.codec.decode_with_special(ids) if self.reads_special else text
@@ -178,6 +186,17 @@ class GrowingEpisode:
             return encode()
         except (EngineError, TypeError, KeyError) as error:
             raise engine_run_error(self.node, f"the turns of {self.name} cannot be written", error) from None
+
+
+def _first_known(before: Tensor | None, now: Tensor) -> Tensor:
+    """Return the experts of an episode's tokens, int16 [tokens, layers, k], from those that were known before a turn
+    and those of all tokens that were read for it: a token that was read again keeps those that it was first read
+    with."""
+    if before is None:
+        return now
+    joined, known = now.clone(), before[:, 0, 0] >= 0
+    joined[: before.shape[0]][known] = before[known]
+    return joined
 
 
 def _messages(asked: Any) -> list[Message]:

@@ -62,7 +62,7 @@ class _PlayerEpisode:
         return WantedTurn(self.place, self.player, NextTurn(self.part, turn, turn_room(self.node, left)))
 
     def act(self, made: SampledTurn) -> Callable[[], PlayerAnswer]:
-        action = self.part.add_action(made.ids, made.logprobs, made.versions)
+        action = self.part.add_action(made)
         self.said.append((self.player, action))
         return partial(self.game.step_players, action, self.players, self.player)
 

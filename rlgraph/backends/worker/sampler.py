@@ -26,7 +26,7 @@ from rlgraph.backends.worker.session import Session, SessionModel, engine_run_er
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.step_edges import oldest_weights_age_versions
-from rlgraph.ops.nodes import NODES, attribute_value
+from rlgraph.ops.nodes import attribute_value
 
 
 def sampling_options(node: Node, model: SessionModel, most: int | None = None) -> Sampling:
@@ -55,8 +55,8 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             tuple(stops),
             node.attr("first") or 0,
             attribute_value(node, "min_p"),
-            NODES[node.op].streams and attribute_value(node, "routing") == "replay",
-            NODES[node.op].streams and attribute_value(node, "support") == "keep",
+            node.attr("routing") == "replay",
+            node.attr("support") == "keep",
         )
     except EngineError as error:
         raise engine_run_error(node, f"`{model.model.name}` cannot generate", error) from None

@@ -102,9 +102,9 @@ def table_column(name: str, table: TableData, session: Session, rows: Rows | Non
         if name == "length":
             return sequences.scored_counts()
         if name == "end":
-            last = sequences.scored_counts().cumsum(0) - 1
-            end = torch.zeros(int(sequences.scored.sum()), dtype=torch.bool)
-            end[last[sequences.scored_counts() > 0]] = True
+            counts = sequences.scored_counts()
+            end = torch.zeros(int(counts.sum()), dtype=torch.bool)
+            end[counts.cumsum(0)[counts > 0] - 1] = True
             return end
         if name == "text":
             codec = session.models[table.owner].engine.codec

@@ -61,7 +61,12 @@ def cut_to_room(made: SampledTurn, room: int) -> SampledTurn:
     """Return what would have been sampled for a turn with so much room."""
     if len(made.ids) <= room:
         return made
-    return SampledTurn(made.ids[:room], made.logprobs[:room], first_runs(made.versions, room), False)
+    routes = made.routes
+    if routes is not None:
+        routes = routes[: routes.shape[0] - len(made.ids) + room].clone()
+        # As of a turn that has ended there: its last token has not been read.
+        routes[-1] = -1
+    return SampledTurn(made.ids[:room], made.logprobs[:room], first_runs(made.versions, room), False, routes)
 
 
 def _groups(turns: Sequence[NextTurn], longest: int | None) -> list[tuple[int, list[int]]]:

@@ -8,7 +8,7 @@ from typing import cast
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.graph import Model, Program
-from rlgraph.ir.step_edges import longest_step_distances
+from rlgraph.ir.step_edges import earlier_versions_kept
 from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import NODES
 from rlgraph.ops.optimizers import ADAMW, OptimizerSpec, optimizer_of
@@ -20,8 +20,7 @@ def model_config(model: Model, shape: Shape, program: Program) -> ModelConfig:
     """Return a program's model as cost and memory are computed of it."""
     kind, optimizer = cast(ModelKind, model.kind), model_optimizer(model, program)
     base, autocast = base_models(program).get(model.name, ""), program.autocast_of_model(model)
-    # A step copies the weights before it changes them, and forgets those of an earlier step when it is over.
-    earlier = longest_step_distances(program).get(model.name, 0)
+    earlier = earlier_versions_kept(program).get(model.name, 0)
     return ModelConfig(model.name, shape, kind, program.dtype_of_model(model), optimizer, base, autocast, earlier)
 
 

@@ -17,6 +17,10 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
+from rlgraph.backends.worker.action_sampling import SampledTurn
+from rlgraph.backends.worker.growing_episode import GrowingEpisode
+from rlgraph.backends.worker.turn_sampling import cut_to_room
+from rlgraph.ir.graph import Node
 from tests.backends.engines.refreshing import Coming
 from tests.backends.engines.vllm_models import spec
 
@@ -88,6 +92,28 @@ def test_with_new_weights_they_are_those_of_the_sampling_ones(pair: Pair) -> Non
         assert one[:count].equal(two[:count])
         assert not one[count:-1].equal(two[count:-1])
     check(pair, SHORT, 1, sampling)
+
+
+def played(engine: VllmEngine | TransformersEngine, start: int) -> GrowingEpisode:
+    """An episode of three turns, the second of which is cut, with observations between them."""
+    line = GrowingEpisode(Node("interact", (), ()), "episode", engine.codec, [5, 6, 7] * 12, "", False, (), {}, False)
+    for turn, room in enumerate((9, 4, 9)):
+        sampling = Sampling(9, min_tokens=9, keeps_routes=True)
+        made = engine.generate(Sequences.from_lists([line.tokens]), 1, sampling, keys(1, start + turn))
+        [ids], [routes] = made.sequences.scored_tokens_by_row(), made.sequences.routes_by_row()
+        whole = SampledTurn(ids, made.logprobs.tolist(), ((0, len(ids)),), False, routes)
+        line.add_action(cut_to_room(whole, room))
+        line.observe_tokens([8 + turn, 9, 10, 11 + turn], 200)
+    return line
+
+
+def test_those_of_an_episode_are_those_of_transformers(pair: Pair) -> None:
+    """Turn by turn, from what is in the cache and what is not."""
+    for start in (200, 300):
+        made, theirs = (played(engine, start) for engine in pair)
+        assert made.tokens == theirs.tokens and made.routes is not None and theirs.routes is not None
+        assert made.routes.shape[0] == len(made.tokens) - 4 and bool((made.routes[:-1] >= 0).all())
+        assert made.routes.sort(-1)[0].equal(theirs.routes.sort(-1)[0])
 
 
 def test_a_dense_model_has_none() -> None:
