@@ -19,7 +19,7 @@ _GOLDEN, _MIX_1, _MIX_2 = (
 
 def key_bits(keys: np.ndarray) -> Tensor:
     """Return keys, uint64 [N], as the signed integers of the same bits, int64 [N]."""
-    return torch.from_numpy(np.ascontiguousarray(keys, dtype=np.uint64).view(np.int64))
+    return torch.from_numpy(keys.astype(np.uint64).view(np.int64))
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
