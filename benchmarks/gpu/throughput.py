@@ -12,7 +12,9 @@ import torch
 from benchmarks.gpu.measure import Row, Setting, config, engine, seconds
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, Sampling, TrainOptions
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.engines.transformers.pace import EACH_TOKEN, FIXED, Pace
 from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.shape import Shape
@@ -83,5 +85,16 @@ def _sampling(name: str, made: TransformersEngine, setting: Setting) -> Iterator
     prompts = Sequences.from_lists([[1 + place % 250 for place in range(PROMPT)]] * rows)
     keys = np.arange(rows, dtype=np.uint64)
     sampling = Sampling(new, min_tokens=new)
-    took = seconds(lambda: made.generate(prompts, 1, sampling, keys), setting.device, 2)
-    yield Row(f"{name}: sampling {rows} rows of {new} tokens", rows * new / took, "tokens/s")
+    ends = SpecialTokens(made.eos_ids, made.codec.pad_id, made.codec.start_id)
+    for how, pace in (("", None), (", shapes that stay, not captured", FIXED), (", a token at a time", EACH_TOKEN)):
+
+        def sample(pace: Pace | None = pace) -> None:
+            generate(made._network, prompts, 1, sampling, keys, ends, pace=pace)
+
+        took, what = seconds(sample, setting.device, 2), f"{name}: sampling {rows} rows of {new} tokens{how}"
+        yield Row(what, rows * new / took, "tokens/s")
+        yield Row(f"{what}, each", 1000 * took / new, "ms")
+    if setting.gpu:
+        torch.cuda.reset_peak_memory_stats()
+        made.generate(prompts, 1, sampling, keys)
+        yield Row(f"{name}: sampling, memory", torch.cuda.max_memory_allocated() / 1e9, "GB")

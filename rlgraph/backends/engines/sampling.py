@@ -11,18 +11,34 @@ from rlgraph.backends.engines.likeliest import KeptTokens, restrict_ranked, with
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN, _MIX_1, _MIX_2 = (
+    number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+"""Odd numbers of 64 bits, as the signed integers that torch has."""
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def key_bits(keys: np.ndarray) -> Tensor:
+    """Return keys, uint64 [N], as the signed integers of the same bits, int64 [N]."""
+    return torch.from_numpy(keys.astype(np.uint64).view(np.int64))
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Return x >> bits of unsigned numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
     """Apply the finalizer of splitmix64: a bijection of 64-bit integers whose output bits all depend on all input
     bits."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    mixed: np.ndarray = x ^ (x >> np.uint64(31))
-    return mixed
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def draw_uniforms(bits: Tensor, place: Tensor) -> Tensor:
+    """Return what `uniform_numbers` returns where keys and places are tensors: as `key_bits` returns them, and int64
+    [N] or [1]. Whoever calls it does not wait for the device."""
+    return _shifted(_mix(_mix(bits) + (place + 1) * _GOLDEN), 11).double() * 2.0**-53
 
 
 def uniform_numbers(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
@@ -31,9 +47,7 @@ def uniform_numbers(keys: np.ndarray, place: int | np.ndarray) -> Tensor:
     keys: uint64 [N]. The keys are mixed first, so that keys 0, 1, 2, ... make independent streams. place: int64 [N], or
     the same for all rows.
     """
-    with np.errstate(over="ignore"):
-        bits = _mix(_mix(keys) + np.asarray(place + 1, dtype=np.uint64) * _GOLDEN)
-    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return draw_uniforms(key_bits(keys), torch.as_tensor(place))
 
 
 def sample(
@@ -46,10 +60,35 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    logits: float [N, V], float32 or float64, overwritten. keys, place: as in `uniform_numbers`. banned: tokens that
-    must not be sampled, int64 [B]; the log-probability is still taken over the whole vocabulary. A random token is
-    found by inverting the cumulative distribution at one uniform. support: gets the tokens that each row's is sampled
-    from, where the sampling keeps them.
+    keys, place: as in `uniform_numbers`. The others, and which token it is: as in `choose_tokens`. Raises EngineError
+    where logits are not finite.
+    """
+    uniforms = None if sampling.temperature == 0 else uniform_numbers(keys, place).to(logits.device)
+    token, logprob, finite = choose_tokens(logits, uniforms, sampling, banned, support)
+    if not bool(finite):
+        raise not_finite()
+    return token, logprob
+
+
+def not_finite() -> EngineError:
+    """Return the error of logits that are not finite."""
+    return EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
+
+
+def choose_tokens(
+    logits: Tensor,
+    uniforms: Tensor | None,
+    sampling: Sampling,
+    banned: Tensor | None,
+    support: list[KeptTokens] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a token for each row, its log-probability under the whole distribution, and whether all of these are
+    finite: int64 [N], float [N], bool []. Where no support is kept, whoever calls it does not wait for the device.
+
+    logits: float [N, V], float32 or float64, overwritten. uniforms: float64 [N], not used at temperature 0: a random
+    token is found by inverting the cumulative distribution at one uniform. banned: tokens that must not be sampled,
+    int64 [B]; the log-probability is still taken over the whole vocabulary. support: gets the tokens that each row's is
+    sampled from, where the sampling keeps them.
     """
     scaled = logits if sampling.temperature in (0, 1) else logits.div_(sampling.temperature)
     forbidden = None if banned is None else scaled.index_select(1, banned)
@@ -60,22 +99,23 @@ def sample(
     log_total = top[:, 0] + cumulative[:, -1].log()
     if forbidden is not None:
         log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
-    if not bool(torch.isfinite(log_total).all()):
-        raise EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
-    if sampling.temperature == 0:
+    finite = torch.isfinite(log_total).all()
+    if uniforms is None:
         token = allowed.argmax(1)
     else:
         if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
             weights = _restrict(weights, sampling)
             cumulative = weights.cumsum(1)
         total = cumulative[:, -1]
-        point = uniform_numbers(keys, place).to(device=total.device, dtype=total.dtype) * total
+        point = uniforms.to(total.dtype) * total
         # Rounding may lift the point to the total itself, past the last token that has any weight.
         point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-        token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0]
+        # Of sums that are not finite any is greater or none.
+        last = logits.shape[1] - 1
+        token = torch.searchsorted(cumulative, point[:, None], right=True)[:, 0].clamp_(max=last)
     if support is not None and sampling.keeps_support:
         support.append(_support(weights, allowed, log_total))
-    return token, allowed.gather(1, token[:, None])[:, 0] - log_total
+    return token, allowed.gather(1, token[:, None])[:, 0] - log_total, finite
 
 
 def _support(weights: Tensor, logits: Tensor, log_total: Tensor) -> KeptTokens:

@@ -160,6 +160,9 @@ def _attend(
     one_query = query.shape[2] == 1 and query.device.type == "cpu" and query.dtype != torch.bfloat16
     if one_query and more.get("position_bias") is None and not torch.is_grad_enabled() and _per_row(attention_mask):
         return _decode(query, key, value, attention_mask, scale, softcap), None
+    on_device = query.device.type != "cpu" and query.shape[2] == 1 and softcap is None
+    if on_device and attention_mask is not None and more.get("position_bias") is None and _per_row(attention_mask):
+        return decode_with_mask(query, key, value, attention_mask, scale), None
     if softcap is not None:
         if attention_mask is None and query.shape[2] == key.shape[2]:
             return _attend_rows(module, (query, key, value), None, scale, softcap, more), None
@@ -184,6 +187,16 @@ def _decode(
         logits = logits.masked_fill(hidden.reshape(logits.shape), -torch.inf)
     weighted = torch.bmm(logits.softmax(-1), value.flatten(0, 1))
     return weighted.view(rows, 1, heads, value.shape[-1])
+
+
+def decode_with_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the attention of one query a row, [N, 1, heads, size], where a mask, bool [N or 1, 1, 1, S], says which
+    places it sees. transformers would copy keys and values for each head of a group: here these are its queries."""
+    rows, heads, _, size = query.shape
+    groups, places = key.shape[1], key.shape[2]
+    grouped = query.view(rows, groups, heads // groups, size)
+    seen = mask[..., :places].expand(rows, 1, heads // groups, places)
+    return sdpa(grouped, key, value, attn_mask=seen, scale=scale).reshape(rows, 1, heads, value.shape[-1])
 
 
 def _per_row(mask: Tensor | None) -> bool:

@@ -18,7 +18,8 @@ _FIRST_ROOM = GrowingCache().spare_places
 class PreallocatedLayer(DynamicLayer):
     """A layer that writes new keys and values in place, where transformers' own copies the whole cache for each token.
 
-    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short.
+    Room grows by half when it is used up, so a limit of thousands of tokens costs nothing while rows stay short. Either
+    what comes is appended, or, behind `fix_span`, each token is written where a tensor says.
     """
 
     def __init__(self, room: int) -> None:
@@ -26,6 +27,7 @@ class PreallocatedLayer(DynamicLayer):
         self._room = room
         self._length = 0
         self._stored: tuple[Tensor, Tensor] | None = None
+        self._column: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take dtype and device from the first keys."""
@@ -38,6 +40,10 @@ class PreallocatedLayer(DynamicLayer):
             # Rotated keys are wide, and all of them would be cast for each token.
             narrow = torch.get_autocast_dtype(key_states.device.type)
             key_states, value_states = key_states.to(narrow), value_states.to(narrow)
+        if self._stored is not None and self._column is not None:
+            for stored, states in zip(self._stored, (key_states, value_states), strict=True):
+                stored.index_copy_(2, self._column, states)
+            return self.keys, self.values
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self._length + key_states.shape[-2]
@@ -48,8 +54,20 @@ class PreallocatedLayer(DynamicLayer):
         keys[:, :, self._length : end] = key_states
         values[:, :, self._length : end] = value_states
         self._length = end
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+        self._show()
         return self.keys, self.values
+
+    def fix_span(self, column: Tensor, span: int) -> None:
+        """From now on write the next token at `column`, int64 [1], and return the first `span` places: those that
+        nothing was written to are 0, and whoever reads has to leave them out."""
+        assert self._stored is not None, "prompts are read first"
+        before = self._length
+        if span > self._stored[0].shape[-2]:
+            self._grow(span, *self._stored)
+        self._column, self._length = column, span
+        for stored in self._stored:
+            stored[:, :, before:span] = 0
+        self._show()
 
     def get_seq_length(self) -> int:
         """Return the places in use."""
@@ -66,7 +84,11 @@ class PreallocatedLayer(DynamicLayer):
             new[:, :, : self._length] = old[:, :, : self._length].index_select(0, indices)
             stored.append(new)
         self._stored = (stored[0], stored[1])
-        self.keys, self.values = (x[:, :, : self._length] for x in self._stored)
+        self._show()
+
+    def _show(self) -> None:
+        assert self._stored is not None
+        self.keys, self.values = (stored[:, :, : self._length] for stored in self._stored)
 
     def _grow(self, end: int, *like: Tensor) -> None:
         room = end + (min(self._room, _FIRST_ROOM) if self._stored is None else end // 2)
@@ -79,11 +101,25 @@ class PreallocatedLayer(DynamicLayer):
         self._stored = (grown[0], grown[1])
 
 
-def make_cache(config: PretrainedConfig, room: int) -> DynamicCache:
+class PreallocatedCache(DynamicCache):
+    """The caches of a model's layers."""
+
+    @property
+    def can_fix_spans(self) -> bool:
+        """Whether all layers can `fix_span`."""
+        return all(isinstance(layer, PreallocatedLayer) for layer in self.layers)
+
+    def fix_span(self, column: Tensor, span: int) -> None:
+        """Do for all layers what `PreallocatedLayer.fix_span` does."""
+        for layer in self.layers:
+            layer.fix_span(column, span)
+
+
+def make_cache(config: PretrainedConfig, room: int) -> PreallocatedCache:
     """Return a cache for a model of this configuration and prompts that `room` tokens may follow.
 
     Sliding-window, recurrent and other special layers stay as transformers makes them.
     """
-    cache = DynamicCache(config=config)
+    cache = PreallocatedCache(config=config)
     cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

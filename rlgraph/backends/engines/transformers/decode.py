@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.records import Generation, Sampling
 from rlgraph.backends.engines.roles import WeightRefresh
-from rlgraph.backends.engines.sampling import check_row_keys, sample, with_start_token
+from rlgraph.backends.engines.sampling import check_row_keys, key_bits, with_start_token
 from rlgraph.backends.engines.sequences import Sequences, ragged_index
+from rlgraph.backends.engines.transformers.decode_block import DecodeBlock
+from rlgraph.backends.engines.transformers.head import wide_dtype
 from rlgraph.backends.engines.transformers.mixture import Decodes
+from rlgraph.backends.engines.transformers.pace import CAPTURED, EACH_TOKEN, FIXED, Pace, StepRunner
 from rlgraph.backends.engines.transformers.pause import RefreshBarrier
 from rlgraph.backends.engines.transformers.routing import LastRoutes
-
-_DROP_AT = 0.75
-"""Finished rows leave the batch when at most this share of it is still running: a copy of the cache then pays."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ def generate(
     agreed: Callable[[bool], bool] = bool,
     expected: Sequence[float] | None = None,
     meter: WorkMeter | None = None,
+    pace: Pace | None = None,
 ) -> Generation:
     """Sample `n` responses for each prompt; `Engine.generate` says what is promised.
 
     Rows are decoded in blocks of similar prompt length of at most `block_tokens` places, and in at least `threads`
     blocks, which `pool` runs side by side. An empty prompt becomes the single token `ends.start_id`. agreed: as
     `RefreshBarrier` has it. expected: the tokens that the responses to each prompt are expected to have: a block has
-    rows with equally many, and those with most come first. meter: counts what is done.
+    rows with equally many, and those with most come first. meter: counts what is done. pace: None: that of the
+    device.
     """
     keys = np.ascontiguousarray(row_keys, dtype=np.uint64)
     check_row_keys(keys, prompts, n)
@@ -93,15 +96,17 @@ def generate(
         blocks = [part for rows in blocks for part in _split_by_length(rows, lengths)]
     stops = torch.tensor(sorted({*ends.eos_ids, *sampling.stop_ids}), dtype=torch.long)
 
+    bits, pace = key_bits(keys), pace or _pace(network, sampling)
     meter = meter or WorkMeter()
     meter.begin_call(keys.shape[0])
     pause = None if refresh is None else RefreshBarrier(refresh, agreed)
 
     def decode_block(rows: Tensor) -> _Rows:
-        row_keys, routing = keys[rows.numpy()], network.routing if sampling.keeps_routes else None
+        routing = network.routing if sampling.keeps_routes else None
         recording: AbstractContextManager[LastRoutes | None] = nullcontext() if routing is None else routing.recording()
         with nullcontext() if pause is None else pause.count_as_decoding(), recording as routes:
-            return _decode(network, prompts, rows, n, sampling, row_keys, stops, ends.pad_id, pause, meter, routes)
+            own = bits[rows]
+            return _decode(network, prompts, rows, n, sampling, own, stops, ends.pad_id, pause, meter, routes, pace)
 
     # Each thread has a block, and operators have one thread: several would wait for one another hundreds of times a
     # token, which on a machine that has other work to do takes tens of times as long.
@@ -141,6 +146,15 @@ def _split_by_length(rows: Tensor, lengths: Tensor) -> list[Tensor]:
     return list(rows.split(sizes.tolist()))
 
 
+def _pace(network: Decodes, sampling: Sampling) -> Pace:
+    """Return the pace on this network's device. What is kept beside tokens has as many numbers as there happen to be,
+    or is fetched for each token."""
+    keeps = sampling.keeps_routes or sampling.keeps_support
+    if network.device.type != "cuda" or keeps or not network.can_fix_spans:
+        return EACH_TOKEN
+    return CAPTURED if network.can_capture else FIXED
+
+
 @torch.inference_mode()
 def _decode(
     network: Decodes,
@@ -148,29 +162,26 @@ def _decode(
     rows: Tensor,
     n: int,
     sampling: Sampling,
-    keys: np.ndarray,
+    keys: Tensor,
     stops: Tensor,
     pad_id: int,
     pause: RefreshBarrier | None,
     meter: WorkMeter,
     last_routes: LastRoutes | None,
+    pace: Pace,
 ) -> _Rows:
     """Return the responses of `rows` (row i * n + k is sample k of prompt i), in their order."""
     count, limit, device = rows.shape[0], sampling.max_tokens, network.device
-    tokens = torch.full((count, limit), pad_id)
-    lengths = torch.zeros(count, dtype=torch.long)
-    finished = torch.zeros(count, dtype=torch.bool)
-    given_up = torch.zeros(count, dtype=torch.bool)
-    logprobs = torch.zeros(count, limit, dtype=torch.float64 if network.model.dtype == torch.float64 else torch.float32)
     versions = None if pause is None else torch.zeros(count, limit, dtype=torch.long)
     if not limit:
-        return _Rows(tokens, logprobs, lengths, finished, versions)
+        none = torch.zeros(count, 0, dtype=torch.long)
+        ended = torch.zeros(count, dtype=torch.bool)
+        return _Rows(none, none.to(wide_dtype(network.model.dtype)), ended.long(), ended, versions)
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
     if picked.unique().shape[0] != picked.shape[0]:
         picked, local = torch.unique(rows // n, return_inverse=True)
     ids, mask = _left_padded(prompts.take(picked), pad_id)
-    width, ragged = ids.shape[1], not bool(mask.all())
-    start = mask.sum(1)
+    width = ids.shape[1]
     version = None if pause is None else pause.wait_for_version()
     logits, cache = _read(network, ids, mask, limit)
     routes = None
@@ -180,59 +191,42 @@ def _decode(
     if picked.shape[0] != count:
         logits = logits.index_select(0, local.to(device))
         cache.batch_select_indices(local.to(device))
-        mask, start = mask[local], start[local]
+        mask = mask[local]
+    block = DecodeBlock(network, sampling, pace, keys, mask, local, stops, pad_id, logits, cache)
+    del logits, cache
     # From here on batch row i is row `active[i]`: those that run, and a few that finished since the last compaction.
     active = torch.arange(count)
-    seen = torch.cat([mask, torch.ones(count, limit, dtype=torch.bool)], 1).to(device) if ragged else None
-    stops = stops[stops < logits.shape[1]]
-    is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True)
-    banned = stops.to(device) if sampling.min_tokens and stops.numel() else None
-    running, support = count, list[KeptTokens]()
+    runner, support = StepRunner(pace.captured), list[KeptTokens]()
     support_place = torch.zeros(count, limit, dtype=torch.long) if sampling.keeps_support else None
-    asked = 0
+    running, made, asked = count, 0, 0
     for place in range(limit):
         if pause is not None and versions is not None:
             if (newest := pause.wait_for_version()) != version:
-                version, read_ids = newest, torch.cat([ids[local[active]], tokens[active, :place]], 1)
+                version, read_ids = newest, torch.cat([ids[local[active]], block.tokens[block.rows, :place].cpu()], 1)
                 read_mask = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
-                logits, cache = _read(network, read_ids, read_mask, limit - place)
+                block.take_cache(*_read(network, read_ids, read_mask, limit - place))
+                runner.forget()
             versions[active, place] = newest
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        forbidden = banned if place < sampling.min_tokens else None
-        sampled, logprob = sample(wide, keys, place, sampling, forbidden, support)
+        forbids = place < sampling.min_tokens
+        runner.run("choose", (active.shape[0], forbids), partial(block.choose, forbids, support))
         if support_place is not None:
             support_place[active, place] = asked + torch.arange(active.shape[0])
             asked += active.shape[0]
-        token = sampled.cpu()
-        all_active = active.shape[0] == count
-        if all_active:
-            tokens[:, place], logprobs[:, place] = token, logprob.cpu()
-        else:
-            tokens[active, place], logprobs[active, place] = token, logprob.cpu()
-        alive = ~(finished | given_up)[active]
-        lengths[active] += alive
-        finished[active] |= alive & is_stop[token]
-        if sampling.samples_wanted:
-            # All rows have as many tokens: those that have not ended will have more than those that have.
-            ended = torch.bincount(local[finished], minlength=picked.shape[0])
-            given_up |= (ended >= sampling.samples_wanted)[local] & ~finished
-        alive = ~(finished | given_up)[active]
-        before, running = running, int(alive.sum())
-        meter.add(before if place + 1 == limit else before - running, before)
-        if not running or place + 1 == limit:
-            break
-        if running <= _DROP_AT * active.shape[0]:
-            keep = alive.nonzero()[:, 0]
-            active, keys, start, sampled = active[keep], keys[keep.numpy()], start[keep], sampled[keep.to(device)]
-            cache.batch_select_indices(keep.to(device))
-            seen = None if seen is None else seen[keep.to(device)]
-        positions = (start + place)[:, None] if ragged else torch.tensor([[width + place]])
-        logits = network.decode_step(
-            sampled[:, None], cache, positions.to(device), None if seen is None else seen[:, : width + place + 1]
-        )
+        last = place + 1 == limit
+        if last or (place + 1) % pace.ask_every == 0:
+            (before, made_before), (running, made) = (running, made), block.ask()
+            meter.add(before if last else before - running, made - made_before)
+            if not running or last:
+                break
+            if running <= pace.drop_at * active.shape[0]:
+                block.drop_ended()
+                active = block.rows.cpu()
+        block.set_span(pace.rung(width + place + 1))
+        runner.run("advance", (active.shape[0], block.span), block.advance)
         if routes is not None and last_routes is not None:
             routes[active, width + place] = last_routes()
-    return _Rows(tokens, logprobs, lengths, finished, versions, routes, support, support_place)
+    found = (x.cpu() for x in (block.tokens, block.logprobs, block.lengths, block.finished))
+    return _Rows(*found, versions, routes, support, support_place)
 
 
 def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, Any]:

@@ -31,6 +31,17 @@ class Decodes(Protocol):
         """Whether rows that are padded on the left give what they give alone."""
         ...
 
+    @property
+    def can_fix_spans(self) -> bool:
+        """Whether a token that is written where a tensor says, into a cache with places to spare, gives what it gives
+        behind the others."""
+        ...
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a token's work is this process's alone, so that a CUDA graph can have it."""
+        ...
+
     def make_cache(self, room: int) -> Any:
         """Return the cache of rows whose prompts so many tokens may follow."""
         ...
@@ -51,6 +62,11 @@ class MixtureCache:
         for part in self.parts:
             part.batch_select_indices(indices)
 
+    def fix_span(self, column: Tensor, span: int) -> None:
+        """Do for each model what `PreallocatedCache.fix_span` does."""
+        for part in self.parts:
+            part.fix_span(column, span)
+
 
 class MixtureNetwork:
     """Networks whose logits are added up with weights: softmax of that sum is the product of their distributions raised
@@ -67,6 +83,16 @@ class MixtureNetwork:
     def can_pad_left(self) -> bool:
         """Whether rows that are padded on the left give what they give alone."""
         return all(network.can_pad_left for network in self._networks)
+
+    @property
+    def can_fix_spans(self) -> bool:
+        """Whether all networks can."""
+        return all(network.can_fix_spans for network in self._networks)
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether all networks can, on one device."""
+        return all(network.can_capture and network.device == self.device for network in self._networks)
 
     def make_cache(self, room: int) -> MixtureCache:
         """Return the cache of rows whose prompts so many tokens may follow."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlgraph.backends.engines.errors import EngineError
@@ -19,7 +19,7 @@ from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import quiet_transformers
 from rlgraph.backends.engines.transformers.attention import reading_packed_rows, supports_packed_rows
 from rlgraph.backends.engines.transformers.autocast import NARROW, autocast
-from rlgraph.backends.engines.transformers.cache import make_cache
+from rlgraph.backends.engines.transformers.cache import PreallocatedCache, make_cache
 from rlgraph.backends.engines.transformers.linear import is_plain_linear
 from rlgraph.backends.engines.transformers.packing import Packing, pack_separately, pack_sharing_prefixes
 from rlgraph.backends.engines.transformers.routing import find_routing
@@ -51,7 +51,7 @@ class Network:
         self,
         model: PreTrainedModel,
         pad_id: int,
-        gathered: Callable[[Tensor], Tensor] = lambda logits: logits,
+        gathered: Callable[[Tensor], Tensor] | None = None,
         autocast: bool = False,
     ) -> None:
         """pad_id: what rows are padded with. gathered: from a rank's part of logits to all of them, where the model is
@@ -60,7 +60,9 @@ class Network:
         self._autocast = False
         self.model = model
         self.device = model.device
-        self._pad_id, self._gathered = pad_id, gathered
+        self._pad_id, self._gathered = pad_id, gathered or (lambda logits: logits)
+        self.can_capture = gathered is None
+        """Whether a token's work is this process's alone, so that a CUDA graph can have it."""
         self._backbone: nn.Module = model.base_model
         self._head = self._find_head()
         if autocast and self._head is None:
@@ -179,7 +181,7 @@ class Network:
         """Return the logits of the whole vocabulary at every position, [N, T, V]."""
         return self._gathered(self.all_outputs(ids))
 
-    def make_cache(self, room: int) -> DynamicCache:
+    def make_cache(self, room: int) -> PreallocatedCache:
         """Return the cache of rows whose prompts so many tokens may follow."""
         return make_cache(self.model.config, room)
 
@@ -198,6 +200,27 @@ class Network:
         padded = self.decode_step(both, make_cache(self.model.config, 1), positions, mask)[1]
         alone = self.decode_step(ids[:, 3:], make_cache(self.model.config, 1), positions[1:, 3:], None)[0]
         return bool((padded - alone).abs().max() <= _tolerance(alone.to(self.rounding_dtype)))
+
+    @cached_property
+    @torch.no_grad()
+    def can_fix_spans(self) -> bool:
+        """Whether a token that is written where a tensor says, into a cache with places to spare, gives what it gives
+        behind the others."""
+        ids, cache = self._probe(), self.make_cache(8)
+        appended, end = self.make_cache(8), ids.shape[1] - 1
+        places = torch.arange(ids.shape[1], device=self.device)
+        for each in (cache, appended):
+            self.decode_step(ids[:, :end], each, places[None, :end], None)
+        if not cache.can_fix_spans:
+            return False
+        cache.fix_span(places[end:], 2 * end)
+        seen = torch.arange(2 * end, device=self.device) <= end
+        expected = self.decode_step(ids[:, end:], appended, places[None, end:], None)
+        try:
+            found = self.decode_step(ids[:, end:], cache, places[None, end:], seen[None, None, None])
+        except Exception:
+            return False  # Its attention takes no such mask.
+        return bool((found - expected).abs().max() <= _tolerance(expected.to(self.rounding_dtype)))
 
     @cached_property
     @torch.no_grad()
