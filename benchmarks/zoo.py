@@ -1,11 +1,12 @@
-"""Do the algorithms that ship learn? Each that takes prompts and a function's score teaches the same small model to
-spell words backward, from the same warm start.
+"""Do the algorithms that ship learn? Each that takes prompts and a score of their answers teaches the same small model
+to spell words backward, from the same warm start.
 
     python benchmarks/zoo.py                  # a minute for each on one core
     python benchmarks/zoo.py grpo vapo        # these alone
     python benchmarks/zoo.py --draw           # the picture of all that were run: docs/img/algorithms.png
 
-What is written otherwise than in the files that ship: the data, the score, 256 samples a step (8 for a prompt where
+What is written otherwise than in the files that ship: the data, the score, which is the verifier's also where a reward
+model gives it, 256 samples a step (8 for a prompt where
 there are several), 4 updates a step at most, answers of 8 letters, and learning rates, which are made for models of a
 thousand times the size. A row is printed of the mean reward of the first and of the last ten steps. Curves are kept in
 `build/zoo`.
@@ -44,6 +45,8 @@ REPLACED = [
     (r"parts=\d+", "parts=4"),
     (r"(phase \w+\(steps=)\d+", r"\g<1>20"),
     (r"\bprompts\.id\b", "prompts.index"),
+    (r"(?m)^model reward *= *frozen\(reward_lm\(.*", "func correct = reasoning_gym()"),
+    (r"\breward\.score\(", "correct("),
 ]
 """What is written in place of what, in the text of a program with all that it uses."""
 
@@ -80,13 +83,16 @@ def main() -> int:
 
 
 def adapted_programs() -> dict[str, str]:
-    """Return the text of every algorithm that takes `prompts` alone and a score of a function, as it is run here."""
+    """Return the text of every algorithm that takes `prompts` alone and a score of a function or of a reward model, as
+    it is run here."""
     texts = {}
     for name, flat in flat_programs().items():
-        declared = {(d.kind, d.name) for d in parse(flat).declarations if isinstance(d, tree.Declaration)}
+        text = replaced(flat.text, REPLACED)
+        parsed = parse(Source(f"{name}.rlf", text))
+        declared = {(d.kind, d.name) for d in parsed.declarations if isinstance(d, tree.Declaration)}
         outside = {(kind, named) for kind, named in declared if kind in ("data", "func", "env")}
-        if outside == {("data", "prompts"), ("func", "correct")}:
-            texts[name] = replaced(flat.text, REPLACED)
+        if outside == {("data", "prompts"), ("func", "correct")} and "reward_lm(" not in text:
+            texts[name] = text
     return texts
 
 

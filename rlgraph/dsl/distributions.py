@@ -18,6 +18,7 @@ from rlgraph.dsl.scope import (
     describe_meaning,
     is_over_vocabulary,
 )
+from rlgraph.dsl.truncated_sampling import CUTS
 from rlgraph.errors import Related, Span
 from rlgraph.ir.graph import Apply, Const, Constant, Expr, Model, Node, Ref, Value, substitute, used_names
 from rlgraph.ir.text.program_text import expr_text
@@ -54,6 +55,9 @@ def keep_likeliest(
 ) -> VocabularyValue:
     """Emit what keeps the probabilities of a model's likeliest tokens, and return what stands for them."""
     context.refuse_in_train("likeliest", expr.span)
+    if all(options[name] == CUTS[name] for name in ("top_k", "top_p", "min_p")):
+        message = "`likeliest` needs `top_k`, `top_p` or `min_p`: all tokens would be stored"
+        raise context.statement_error("E0402", message, expr.span, "`top_k=64` or `top_p=0.95` for example")
     label = unique_name(context, hint or f"{model.name}.likeliest")
     whole = Value(unique_name(context, f"{label}.sum"), Tensor("float", table.type.token))
     kept = Value(unique_name(context, f"{label}.kept"), Tensor("any", table.type.token))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlgraph.dsl.context import Block, Context
 from rlgraph.dsl.nodes import unique_name
 from rlgraph.dsl.scope import (
+    KeyValue,
     Meaning,
     NamedValues,
     OptionalValue,
@@ -34,7 +35,7 @@ class LoopExporter:
         self.cloned: dict[str, Ref] = {}
 
     def export_meaning(self, word: str, meaning: Meaning, span: Span) -> Meaning:
-        if self.stops is not None and isinstance(meaning, (TableValue, Ref, OptionalValue, NamedValues)):
+        if self.stops is not None and isinstance(meaning, (TableValue, Ref, OptionalValue, NamedValues, KeyValue)):
             return UnavailableName(
                 f"`{word}` is made in a loop that a `stop` may end before it has seen all rows", span
             )
@@ -49,7 +50,9 @@ class LoopExporter:
             return UnavailableName(f"`{word}` pairs the rows of a loop: write `pairs(...)` below it", span)
         if isinstance(meaning, VocabularyValue):
             return UnavailableName(f"`{word}` is of the weights and rows of a loop: name it again below it", span)
-        if not isinstance(meaning, (Ref, OptionalValue, NamedValues)):
+        if isinstance(meaning, KeyValue) and meaning.within is not None and meaning.within.key in self.kept:
+            return UnavailableName(f"`{word}` is of rows that a `keep` has left of a slice", span)
+        if not isinstance(meaning, (Ref, OptionalValue, NamedValues, KeyValue)):
             return meaning
         try:
             return map_refs(meaning, self.export_ref)

@@ -185,8 +185,10 @@ def meaning_of(scope: Mapping[str, Meaning], name: str) -> Meaning | None:
     return meaning
 
 
-def map_refs(value: Ref | OptionalValue | NamedValues, change: Callable[[Ref], Ref]) -> Meaning:
+def map_refs(value: Ref | OptionalValue | NamedValues | KeyValue, change: Callable[[Ref], Ref]) -> Meaning:
     """Return a value that is made of named values with each of these changed."""
+    if isinstance(value, KeyValue):
+        return KeyValue(value.within, tuple(map(change, value.values)))
     if isinstance(value, NamedValues):
         changed = tuple((name, map_refs(inner, change)) for name, inner in value.values)
         return NamedValues(changed)  # type: ignore[arg-type]
@@ -196,7 +198,7 @@ def map_refs(value: Ref | OptionalValue | NamedValues, change: Callable[[Ref], R
     return OptionalValue(change(value.expr), tuple(map(change, value.given)))
 
 
-def refs_of(value: Ref | OptionalValue | NamedValues) -> list[Ref]:
+def refs_of(value: Ref | OptionalValue | NamedValues | KeyValue) -> list[Ref]:
     """Return the named values that a value is made of."""
     refs: list[Ref] = []
 

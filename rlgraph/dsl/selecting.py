@@ -12,6 +12,7 @@ from rlgraph.dsl.names import axis_named, look_up_name
 from rlgraph.dsl.nodes import copy_column_sources, emit_node, materialize, new_axis, refuse_over_vocabulary, unique_name
 from rlgraph.dsl.pairs import drop_pairs
 from rlgraph.dsl.scope import (
+    KeyValue,
     Meaning,
     NamedValues,
     OptionalValue,
@@ -145,6 +146,11 @@ def _choose(
         return Ref(kept.name, kept.type)  # type: ignore[arg-type]
 
     for word, value in list(context.block.scope.items()):
+        if isinstance(value, KeyValue):
+            if any(_lies_on(ref, axis) for ref in refs_of(value)) or (value.within and value.within.is_within(axis)):
+                within = _kept_axis(context, value.within, axis, new_axes)
+                context.block.scope[word] = KeyValue(within, tuple(map(keep_ref, value.values)))
+            continue
         if isinstance(value, (OptionalValue, NamedValues)):
             if any(_lies_on(ref, axis) for ref in refs_of(value)):
                 context.block.scope[word] = map_refs(_without(value, present), keep_ref)
@@ -210,27 +216,34 @@ def _without(value: OptionalValue | NamedValues, present: Collection[str]) -> Re
     return OptionalValue(value.expr, given) if given else value.expr
 
 
+def _kept_axis(context: Context, old: Axis | None, axis: Axis, new_axes: dict[str, Axis]) -> Axis | None:
+    """Return the axis that `keep` leaves of one."""
+    if old is None or not old.is_within(axis):
+        return old
+    if old.key not in new_axes:
+        parent = _kept_axis(context, old.parent, axis, new_axes)
+        new_axes[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
+    return new_axes[old.key]
+
+
 def _kept_type(context: Context, kind: Tensor | Table, axis: Axis, new_axes: dict[str, Axis]) -> Tensor | Table:
     """Return the type on the axes that `keep` leaves."""
 
-    def move(old: Axis) -> Axis:
-        if not old.is_within(axis):
-            return old
-        if old.key not in new_axes:
-            parent = move(old.parent) if old.parent else None
-            new_axes[old.key] = new_axis(context, old.name, parent, inner=old.inner, key=old.key)
-        return new_axes[old.key]
+    def move(old: Axis | None) -> Axis | None:
+        return _kept_axis(context, old, axis, new_axes)
 
     def shift(tensor: Tensor) -> Tensor:
-        return Tensor(tensor.dtype, move(tensor.axis) if tensor.axis else None)
+        return Tensor(tensor.dtype, move(tensor.axis))
 
     if isinstance(kind, Tensor):
         return shift(kind)
+    rows = move(kind.axis)
+    assert rows is not None
     return replace(
         kind,
-        axis=move(kind.axis),
-        token=move(kind.token) if kind.token else None,
-        turn=move(kind.turn) if kind.turn else None,
+        axis=rows,
+        token=move(kind.token),
+        turn=move(kind.turn),
         extra=tuple((name, shift(column)) for name, column in kind.extra),
     )
 

@@ -66,12 +66,10 @@ def emit_assign(context: Context, statement: tree.Assign) -> None:
     meaning = context.evaluate(statement.value, target)
     meaning = materialize_meaning(context, meaning, target)
     if not isinstance(
-        meaning, (Const, Ref, OptionalValue, NamedValues, TableValue, PairsValue, VocabularyValue, MixtureValue)
+        meaning,
+        (Const, Ref, OptionalValue, NamedValues, KeyValue, TableValue, PairsValue, VocabularyValue, MixtureValue),
     ):
-        hint = "write it where rows are grouped: `by=key(...)`" if isinstance(meaning, KeyValue) else ""
-        raise context.statement_error(
-            "E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span, hint
-        )
+        raise context.statement_error("E0305", f"{describe_meaning(meaning)} is not a value", statement.value.span)
     context.block.scope[target] = meaning
     context.block.later.pop(target, None)
 

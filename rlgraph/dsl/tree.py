@@ -395,10 +395,13 @@ class Addition:
 @dataclass(frozen=True, slots=True)
 class Change:
     """The block `change:`, whose statements replace those with the same target in the used program's step, and whose
-    additions stand beside statements of it."""
+    additions stand beside statements of it; of `change NAME:`, in a def or a phase."""
 
+    name: str
+    """The def or phase; "": the steps."""
     body: tuple[Stmt | Addition, ...]
     span: Span = _span()
+    """The span of the word `change`, or of the name behind it."""
 
 
 # Schedules: `.rls` files, or a `schedule:` block in a program

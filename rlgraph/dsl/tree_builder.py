@@ -119,7 +119,8 @@ class TreeBuilder(Transformer_NonRecursive[Token, Any]):
         return tree.Phase(str(c[1]), False, self._options("phase", c[2]), c[-1], self._span(c[:-2]))
 
     def change(self, c: list[Any]) -> tree.Change:
-        return tree.Change(tuple(c[4:-1]), self._at(c[0]))
+        named = c[1] if c[1].type == "NAME" else None
+        return tree.Change(str(named or ""), tuple(c[4 + (named is not None) : -1]), self._at(named or c[0]))
 
     def addition(self, c: list[Any]) -> tree.Addition:
         return tree.Addition(str(c[0]), c[1].id, c[1].span, c[-1], self._span(c[:-2]))

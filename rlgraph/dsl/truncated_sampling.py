@@ -223,7 +223,7 @@ class _RatioWalk(FactWalk[_Facts]):
         if NODES[sampler.op].streams:
             word = "" if attribute_value(sampler, "support") == "keep" else ", `support=keep`"
             return f"keep the tokens that it chose from{word}, and {both}{sampler.name}.{SUPPORT})`"
-        if cuts["top_k"] and isinstance(model, StateHandle):
+        if isinstance(model, StateHandle):
             seen = f"`seen = {model.name}.likeliest({sampler.name}, {kept})` above the training"
             return f"keep the tokens that it chose from, {seen}, and {both}seen)`"
         return f"leave `{options}` out here; rows that are only evaluated may be sampled so"

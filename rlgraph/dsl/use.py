@@ -1,7 +1,8 @@
 """Resolves `use "grpo.rlf"`: an algorithm as a difference from another one.
 
 The used file's declarations come first; those of the same name here take their place. A `change:` block replaces
-statements of the used steps that have the same target, and adds others before or after one of them.
+statements of the used steps that have the same target, and adds others before or after one of them; `change NAME:`
+does so in a def or a phase.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeGuard
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.parse import parse
@@ -158,6 +160,8 @@ def _target(statement: tree.Stmt) -> str | None:
             return f"resample {table.id}"
         case tree.Update(target=target):
             return f"update {target.id}"
+        case tree.Return():
+            return "return"
         case _:
             return None
 
@@ -182,68 +186,108 @@ def _anchor(statement: tree.Stmt) -> str | None:
 
 
 def _apply_change(base: list[tree.Decl], change: tree.Change, reporter: Reporter) -> list[tree.Decl]:
+    changed = [item for item in base if _is_changed(item, change)]
+    if not changed:
+        known = [item.name for item in base if isinstance(item, tree.Phase | tree.Def) and item.name != "step"]
+        hint = did_you_mean(change.name, known) or (f"it has {quoted_list(known, 'and')}" if known else "")
+        message = f"the used program has no def and no phase `{change.name}` to change"
+        reporter.report("E0803", message, change.span, hint)
+        return base
     for item in change.body:
         if isinstance(item, tree.Report):
-            base = [_with_metrics(old, item) if isinstance(old, tree.Phase) else old for old in base]
+            base = [
+                replace(old, body=_with_metrics(old.body, item))
+                if _is_changed(old, change) and (change.name or old.name == "step")
+                else old
+                for old in base
+            ]
         elif isinstance(item, tree.Addition):
-            base = _add(base, item, reporter)
+            base = _add(base, change, item, reporter)
         else:
-            base = _replace(base, item, reporter)
+            base = _replace(base, change, item, reporter)
     return base
 
 
-def _replace(base: list[tree.Decl], statement: tree.Stmt, reporter: Reporter) -> list[tree.Decl]:
+def _is_changed(item: tree.Decl, change: tree.Change) -> TypeGuard[tree.Phase | tree.Def]:
+    """Return whether a change is of this declaration: without a name of all steps."""
+    if change.name:
+        return isinstance(item, tree.Phase | tree.Def) and item.name == change.name
+    return isinstance(item, tree.Phase)
+
+
+def _replace(base: list[tree.Decl], change: tree.Change, statement: tree.Stmt, reporter: Reporter) -> list[tree.Decl]:
     """Return the declarations with a statement in the place of the one that has its target."""
     wanted = _target(statement)
-    if wanted is None:
+    if wanted is None or (isinstance(statement, tree.Return) and not change.name):
         reporter.report(
             "E0803",
             "this statement cannot stand in `change:`",
             statement.span,
-            "`change:` replaces assignments, `minimize`, `keep`, `resample`, `update` and `report`; write others in a "
-            "block `after NAME:` or `before NAME:`",
+            "`change:` replaces assignments, `minimize`, `keep`, `resample`, `update` and `report`, and `change NAME:` "
+            "the `return` of a def; write others in a block `after NAME:` or `before NAME:`",
         )
         return base
-    places = [place for place in _statements(base) if _target(place) == wanted]
+    places = [place for place in _statements(base, change) if _target(place) == wanted]
     if len(places) != 1:
         hint = "write the whole `step:` instead" if places else "add it in a block, as `after NAME:` or `before NAME:`"
-        _report_places(f"`{wanted} ...` to replace", places, statement.span, hint, reporter)
+        shown = "return" if isinstance(statement, tree.Return) else f"{wanted} ..."
+        hint = _hint_of_def(base, change, lambda place: _target(place) == wanted, places) or hint
+        _report_places(f"`{shown}` to replace", change, places, statement.span, hint, reporter)
         return base
-    return _with_bodies(base, lambda body: _swap(body, places[0], (statement,)))
+    return _with_bodies(base, change, lambda body: _swap(body, places[0], (statement,)))
 
 
-def _add(base: list[tree.Decl], addition: tree.Addition, reporter: Reporter) -> list[tree.Decl]:
+def _add(base: list[tree.Decl], change: tree.Change, addition: tree.Addition, reporter: Reporter) -> list[tree.Decl]:
     """Return the declarations with the statements of an addition beside the one that it names."""
-    statements = [*_statements(base)]
+    statements = _statements(base, change)
     places = [place for place in statements if _anchor(place) == addition.anchor]
     if len(places) != 1:
         known = dict.fromkeys(filter(None, map(_anchor, statements)))
         hint = "name another statement beside it, or write the whole `step:`"
         if not places:
             hint = did_you_mean(addition.anchor, list(known)) or f"it has {quoted_list(list(known), 'and')}"
-        _report_places(f"`{addition.anchor}` to stand beside", places, addition.anchor_span, hint, reporter)
+        hint = _hint_of_def(base, change, lambda place: _anchor(place) == addition.anchor, places) or hint
+        _report_places(f"`{addition.anchor}` to stand beside", change, places, addition.anchor_span, hint, reporter)
         return base
     [place] = places
+    if isinstance(place, tree.Return) and addition.word == "after":
+        message = "nothing is done behind `return`"
+        reporter.report("E0803", message, addition.anchor_span, "`before return:` stands above it")
+        return base
     new = (place, *addition.body) if addition.word == "after" else (*addition.body, place)
-    return _with_bodies(base, lambda body: _swap(body, place, new))
+    return _with_bodies(base, change, lambda body: _swap(body, place, new))
 
 
-def _statements(base: Sequence[tree.Decl]) -> list[tree.Stmt]:
-    """Return all statements of the steps."""
-    return [place for item in base if isinstance(item, tree.Phase) for place in tree.all_statements(item.body)]
+def _hint_of_def(
+    base: Sequence[tree.Decl], change: tree.Change, wanted: Callable[[tree.Stmt], bool], places: Sequence[tree.Stmt]
+) -> str:
+    """Return where a statement is that the steps do not have; "" where no def has it."""
+    defs = [item for item in base if isinstance(item, tree.Def) and not places and not change.name]
+    found = [item.name for item in defs if any(map(wanted, tree.all_statements(item.body)))]
+    return f"the def `{found[0]}` has it: write it under `change {found[0]}:`" if found else ""
+
+
+def _statements(base: Sequence[tree.Decl], change: tree.Change) -> list[tree.Stmt]:
+    """Return all statements of the steps, or of the def or phase, that a change is of."""
+    changed = [item for item in base if _is_changed(item, change)]
+    return [place for item in changed for place in tree.all_statements(item.body)]
 
 
 def _with_bodies(
-    base: Sequence[tree.Decl], change: Callable[[tuple[tree.Stmt, ...]], tuple[tree.Stmt, ...]]
+    base: Sequence[tree.Decl], change: tree.Change, new: Callable[[tuple[tree.Stmt, ...]], tuple[tree.Stmt, ...]]
 ) -> list[tree.Decl]:
-    """Return the declarations with the bodies of the steps changed."""
-    return [replace(item, body=change(item.body)) if isinstance(item, tree.Phase) else item for item in base]
+    """Return the declarations with the bodies changed that a change is of."""
+    return [replace(item, body=new(item.body)) if _is_changed(item, change) else item for item in base]
 
 
-def _report_places(what: str, places: Sequence[tree.Stmt], span: Span, hint: str, reporter: Reporter) -> None:
+def _report_places(
+    what: str, change: tree.Change, places: Sequence[tree.Stmt], span: Span, hint: str, reporter: Reporter
+) -> None:
     shown = "no statement" if not places else f"{len(places)} statements"
     related = tuple(Related(place.span, "one of them") for place in places)
-    reporter.report("E0803", f"the used program has {shown} {what}", span, hint, related)
+    reporter.report(
+        "E0803", f"{f'`{change.name}`' if change.name else 'the used program'} has {shown} {what}", span, hint, related
+    )
 
 
 def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
@@ -259,10 +303,8 @@ def _swap(body: Sequence[tree.Stmt], old: tree.Stmt, new: Sequence[tree.Stmt]) -
     return tuple(swapped)
 
 
-def _with_metrics(phase: tree.Phase, report: tree.Report) -> tree.Phase:
-    """Return the main step with these metrics in the place of those of the same name, and new ones at its end."""
-    if phase.name != "step":
-        return phase
+def _with_metrics(body: tuple[tree.Stmt, ...], report: tree.Report) -> tuple[tree.Stmt, ...]:
+    """Return a body with these metrics in the place of those of the same name, and new ones at its end."""
     names = {item.name for item in report.items}
 
     def without_metrics(body: Sequence[tree.Stmt]) -> tuple[tree.Stmt, ...]:
@@ -277,4 +319,6 @@ def _with_metrics(phase: tree.Phase, report: tree.Report) -> tree.Phase:
                 statements.append(statement)
         return tuple(statements)
 
-    return replace(phase, body=(*without_metrics(phase.body), report))
+    rest = without_metrics(body)
+    end = len(rest) - 1 if rest and isinstance(rest[-1], tree.Return) else len(rest)
+    return (*rest[:end], report, *rest[end:])

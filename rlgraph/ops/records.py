@@ -298,7 +298,7 @@ RECORDS = (
         "The probabilities of the likeliest tokens in the place of each token that carries loss: their sum, and each.",
         attributes=(
             _TEMPERATURE,
-            Attribute("top_k", "int", low=1, high=4096, doc="so many of the likeliest tokens"),
+            Attribute("top_k", "int", 0, 0, 4096, "so many of the likeliest tokens; 0: all that the others leave"),
             Attribute("top_p", "float", 1.0, 1e-6, 1.0, "of these the likeliest that together have this share"),
             Attribute("min_p", "float", 0.0, 0.0, 1.0, "those at least this many times as likely as the likeliest"),
         ),

@@ -133,6 +133,36 @@ def test_rows_that_stream_to_cpus(folder: Path, block: int) -> None:
     assert streamed_metrics(TEXT, folder, block) == pytest.approx(whole(folder).metrics, rel=1e-9)
 
 
+NAMED = (
+    TEXT.replace(
+        "    place   =", "    cell    = key(prompts, score)\n    deep = key(rollout, rollout.length)\n    place   ="
+    )
+    .replace("key(prompts, score)) ** 2", "cell) ** 2")
+    .replace("by=key(prompts, score)", "by=cell")
+    .replace("by=key(prompts, place)", "by=key(beside, place)")
+    .replace("    by_task =", "    beside  = key(prompts)\n    by_task =")
+)
+
+
+def test_a_name_of_a_key_is_the_key(folder: Path) -> None:
+    """Above and below a `keep`, in a loss, in another key, and in a def."""
+    assert NAMED.count("cell") == 5
+    assert_same(one_step(NAMED, folder), whole(folder), 1e-12)
+    inner = "algorithm keys\ndef inner(x, k, y):\n    part = key(k, y)\n    return mean(x, by=part)\n"
+    around = NAMED.replace("algorithm keys\n", inner)
+    lines = """    keep rollout where size(score, by=deep) == 1
+    report inner = sum(inner(score, cell, rollout.finished) - mean(score, by=key(prompts, score, rollout.finished)))
+    minibatch prompts(parts=2):
+        finer = key(cell, rollout.finished)
+        part = mean(rollout.length, by=finer)
+    report sliced = sum(abs(part - mean(rollout.length, by=key(prompts, score, rollout.finished))))
+    report after = sum(abs(part - mean(rollout.length, by=finer)))
+"""
+    found = one_step(around + lines, folder).metrics
+    assert (found["inner"], found["sliced"], found["after"]) == (0, 0, 0)
+    assert found["kept"] == whole(folder).metrics["kept"]
+
+
 def test_units(folder: Path) -> None:
     """A key waits for the table that it names, or for all rows."""
     program = compile_text(TEXT)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlgraph.dsl.check import check
 from rlgraph.dsl.format import format_source
+from rlgraph.dsl.inline_uses import inline_used_programs
 from rlgraph.errors import Source
 from rlgraph.ir.text.program_text import program_text
 
@@ -141,3 +144,62 @@ def note_length(table):
 def test_the_formatter_leaves_it_as_it_is() -> None:
     text = DEFS.lstrip() + SHARED
     assert format_source(Source("a.rlf", text)) == text
+
+
+CHANGED = """use "base.rlf"
+algorithm shared
+change sampled:
+    keep rollout where rollout.length > 1
+    after rollout:
+        _cut = rollout.end
+change fit:
+    target = discount(2 * score * table.end, 1.0)
+    before minibatch table:
+        target = target - mean(target)
+    minimize mean(abs(critic.values(table) - target))
+    report error = mean(value - target), value = max(value)
+change note_length:
+    seen := seen + max(table.length)
+change warm:
+    answers = sampled(2)
+    report seen = 2 * seen
+"""
+
+
+def test_statements_of_a_def_are_changed_where_it_is_used(tmp_path: Path) -> None:
+    """And those of a phase: the program is the one that is written so."""
+    written = HEAD + DEFS + SHARED
+    for old, new in (
+        (
+            "    keep rollout where rollout.finished",
+            "    _cut = rollout.end\n    keep rollout where rollout.length > 1",
+        ),
+        ("discount(score *", "discount(2 * score *"),
+        ("    minibatch table(", "    target = target - mean(target)\n    minibatch table("),
+        ("(critic.values(table) - target)**2", "abs(critic.values(table) - target)"),
+        ("    report value = mean(value)", "    report error = mean(value - target), value = max(value)"),
+        ("seen + mean(", "seen + max("),
+        ("sampled(1)", "sampled(2)"),
+        ("report seen", "report seen = 2 * seen"),
+    ):
+        assert written.count(old) == 1
+        written = written.replace(old, new)
+    (tmp_path / "base.rlf").write_text(HEAD + DEFS + SHARED)
+    used = Source(str(tmp_path / "changed.rlf"), CHANGED)
+    assert program_text(check(used)[0]) == program_text(check(Source("p.rlf", written))[0])
+    flat = inline_used_programs(used)
+    assert program_text(check(flat)[0]) == program_text(check(used)[0])
+    assert format_source(used) == CHANGED
+
+
+def test_a_return_is_changed(tmp_path: Path) -> None:
+    base = (
+        "def gain(x):\n    y = 2 * x\n    return y + 1\n\nstep:\n    rollout = actor.generate(prompts, max_tokens=8)\n"
+    )
+    end = "    report gain = gain(mean(rollout.length))\n"
+    head = 'algorithm a\nmodel actor = causal_lm("m")\ndata prompts = jsonl("p.jsonl", batch=4)\n'
+    (tmp_path / "base.rlf").write_text(head + base + end)
+    changed = "change gain:\n    return z\n    before return:\n        z = y * y\n"
+    used = Source(str(tmp_path / "p.rlf"), f'use "base.rlf"\nalgorithm a\n{changed}')
+    written = head + base.replace("    return y + 1", "    z = y * y\n    return z") + end
+    assert program_text(check(used)[0]) == program_text(check(Source("p.rlf", written))[0])

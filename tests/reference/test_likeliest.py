@@ -12,7 +12,7 @@ from replay import DISTILLED, SPLITS, Replay, all_rows_of, close
 from tiny import STUDENT_AND_TEACHER, data_folder
 
 from rlgraph.dsl.check import check
-from rlgraph.errors import Source
+from rlgraph.errors import ProgramError, Source
 from tests.suites import few
 
 TRUNCATED = f"""
@@ -56,13 +56,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data_folder(tmp_path_factory.mktemp("likeliest"))
 
 
+@pytest.mark.parametrize("top_k", [6, 0])
 @pytest.mark.parametrize("split", few(SPLITS, "whole", "by row"))
-def test_ratios_within_the_tokens_that_the_sampler_kept(folder: Path, split: str) -> None:
-    replay = Replay(TRUNCATED, folder, DISTILLED, **SPLITS[split])
+def test_ratios_within_the_tokens_that_the_sampler_kept(folder: Path, split: str, top_k: int) -> None:
+    """Also with as many as `top_p` keeps alone."""
+    replay = Replay(TRUNCATED if top_k else TRUNCATED.replace("top_k=6, ", ""), folder, DISTILLED, **SPLITS[split])
     for seen in replay.steps:
         rows = all_rows_of(seen, "rollout")
         actor, teacher = replay.models["actor"], replay.models["teacher"]
-        step = likeliest_formulas.truncated(actor, teacher, rows, temperature=0.7, top_k=6, top_p=0.8, lr=0.02)
+        cut = {"temperature": 0.7, "top_k": top_k or 1000, "top_p": 0.8}
+        step = likeliest_formulas.truncated(actor, teacher, rows, lr=0.02, **cut)
         assert 0.3 < step.metrics["kept"] < 0.95, "else little is left out"
         replay.same(seen, step)
 
@@ -75,6 +78,12 @@ def test_slices_have_the_tokens_of_their_rows(folder: Path) -> None:
         close("losses", a.losses, b.losses)
 
 
-def test_both_sides_among_the_tokens_of_the_sampler_are_no_alarm() -> None:
-    _, warnings = check(Source("p.rlf", QUIET))
+@pytest.mark.parametrize("cut", ["top_k=20, top_p=0.9", "top_p=0.9", "min_p=0.1"])
+def test_both_sides_among_the_tokens_of_the_sampler_are_no_alarm(cut: str) -> None:
+    _, warnings = check(Source("p.rlf", QUIET.replace("top_k=20, top_p=0.9", cut)))
     assert not warnings
+
+
+def test_all_tokens_are_not_kept() -> None:
+    with pytest.raises(ProgramError, match="needs `top_k`, `top_p` or `min_p`"):
+        check(Source("p.rlf", QUIET.replace("likeliest(rollout, top_k=20, top_p=0.9)", "likeliest(rollout)")))

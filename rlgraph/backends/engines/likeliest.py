@@ -3,8 +3,9 @@ among all tokens of the vocabulary where a sum is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,42 +21,70 @@ NO_LOG = -1e30
 
 @dataclass(frozen=True)
 class LikeliestTokens:
-    """What an engine is asked at each scored token: one of the numbers of its likeliest tokens. Which ones they are is
-    what a sampler with these options keeps."""
+    """What an engine is asked at each scored token: its likeliest tokens, those that a sampler with these options
+    keeps."""
 
     top_k: int
+    """0: as many as the others keep."""
     top_p: float
     min_p: float
-    number: int
-    """The numbers are the ids, likeliest first, and the logarithms of their probabilities; of what is left out -1 and
-    `NO_LOG`."""
 
-    def all_numbers(self) -> list[LikeliestTokens]:
-        """Return what is asked for all numbers, `2 top_k` of them."""
-        return [LikeliestTokens(self.top_k, self.top_p, self.min_p, number) for number in range(2 * self.top_k)]
+
+def likeliest_in_parts(
+    logits: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    most: int,
+    asked: LikeliestTokens,
+    first: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> KeptTokens:
+    """Return the likeliest tokens at some places, for at most `most` of them at a time. logits: turns what is before
+    some places, [m, ...], into what `likeliest_tokens` takes."""
+    # Ranked are all logits where no number says how many are kept: in several copies.
+    places = max(1, most // (2 if asked.top_k else 4))
+    parts = [likeliest_tokens(logits(part), asked, first, group) for part in hidden.split(places)]
+    return parts[0].concat(parts[1:])
 
 
 def likeliest_tokens(
     logits: Tensor, asked: LikeliestTokens, first: int = 0, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """Return the numbers of the likeliest tokens at some places, float [2 top_k, M].
+) -> KeptTokens:
+    """Return the likeliest tokens at some places, in order, on the host.
 
     logits: [M, n], divided by the temperature; of a group of ranks the part of the vocabulary that this one has, from
     token number `first` on, and each rank has all results.
     """
-    values, ids = _largest(logits, torch.arange(first, first + logits.shape[1], device=logits.device), asked.top_k)
-    log_s = logits.logsumexp(1, keepdim=True)
-    if group is not None and dist.get_world_size(group) > 1:
+    numbers = torch.arange(first, first + logits.shape[1], device=logits.device)
+    count, total, log_s = asked.top_k or logits.shape[1], None, logits.logsumexp(1, keepdim=True)
+    split = group is not None and dist.get_world_size(group) > 1
+    if group is not None and split:
+        log_s = torch.cat(_gather(log_s, group), 1).logsumexp(1, keepdim=True)
+        if not asked.top_k:
+            count, total = _most_kept(logits, asked, group)
+    values, ids = _largest(logits, numbers, count)
+    if group is not None and split:
         parts = _gather(torch.stack([values, ids.to(values.dtype)]), group)
         values, ids = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 1).long()
         # Of equal logits the one with the smaller number is first, as on one rank: ranks have the vocabulary in order.
         values, order = values.sort(dim=1, descending=True, stable=True)
-        values, ids = values[:, : asked.top_k], ids.gather(1, order)[:, : asked.top_k]
-        log_s = torch.cat(_gather(log_s, group), 1).logsumexp(1, keepdim=True)
-    weights = (values - values[:, :1]).exp()
-    kept = restrict_ranked(without_unlikely(weights, asked.min_p), asked.top_k, asked.top_p) > 0
-    logs = (values - log_s).masked_fill(~kept, NO_LOG)
-    return torch.cat([ids.masked_fill(~kept, -1).to(logs.dtype), logs], 1).t()
+        ids = ids.gather(1, order)
+        if asked.top_k:
+            values, ids = values[:, :count], ids[:, :count]
+    weights = without_unlikely((values - values[:, :1]).exp(), asked.min_p)
+    kept = restrict_ranked(weights, asked.top_k, asked.top_p, total) > 0
+    return KeptTokens(kept.sum(1).cpu(), ids[kept].to("cpu", torch.int32), (values - log_s)[kept].cpu())
+
+
+def _most_kept(logits: Tensor, asked: LikeliestTokens, group: dist.ProcessGroup) -> tuple[int, Tensor]:
+    """Return how many of this rank's tokens are kept at most in a place, of any rank, and the weight of all tokens that
+    `min_p` leaves, [M, 1], of which the largest has 1."""
+    top = torch.cat(_gather(logits.amax(1, keepdim=True), group), 1).amax(1, keepdim=True)
+    ranked = without_unlikely((logits - top).exp(), asked.min_p).sort(dim=1, descending=True)[0]
+    total = torch.cat(_gather(ranked.sum(1, keepdim=True), group), 1).sum(1, keepdim=True)
+    # Those of other ranks only add to what stands before a token; a little more, since the sums are rounded.
+    count = (restrict_ranked(ranked, 0, asked.top_p, total * (1 + 1e-5)) > 0).sum(1).amax().clamp(min=1)
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    return int(count), total
 
 
 def without_unlikely(weights: Tensor, min_p: float) -> Tensor:
@@ -63,20 +92,23 @@ def without_unlikely(weights: Tensor, min_p: float) -> Tensor:
     return weights.masked_fill(weights < min_p, 0)
 
 
-def restrict_ranked(ranked: Tensor, top_k: int, top_p: float) -> Tensor:
+def restrict_ranked(ranked: Tensor, top_k: int, top_p: float, total: Tensor | None = None) -> Tensor:
     """Return weights, [N, K], that come in descending order, with 0 for those that `top_k` and `top_p` exclude, in this
-    order; 0: `top_k` excludes none."""
+    order; 0: `top_k` excludes none. total: of all weights that `top_k` leaves, [N, 1], where these are not all."""
     if top_k:
         ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0)
     if top_p < 1:
         before = ranked.cumsum(1) - ranked
-        ranked = ranked.masked_fill(before >= top_p * ranked.sum(1, keepdim=True), 0)
+        ranked = ranked.masked_fill(before >= top_p * (ranked.sum(1, keepdim=True) if total is None else total), 0)
     return ranked
 
 
 def _largest(logits: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits, [M, count], in order, and their tokens; of equal ones the one with the smaller number
     is first. Where there are fewer tokens, -inf and -1."""
+    if count == logits.shape[1]:
+        values, columns = logits.sort(dim=1, descending=True, stable=True)
+        return values, numbers[columns]
     values, columns = logits.topk(min(count + 1, logits.shape[1]), dim=1)
     columns, order = columns.sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -116,13 +148,6 @@ class KeptTokens(Entries):
         """Return what is kept in no place."""
         return cls(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=dtype))
 
-    @classmethod
-    def from_numbers(cls, numbers: Tensor) -> KeptTokens:
-        """Return what `likeliest_tokens` gives, [M, 2 top_k], without what is left out."""
-        ids, logs = numbers.chunk(2, dim=1)
-        kept = ids >= 0
-        return cls(kept.sum(1), ids[kept].to(torch.int32), logs[kept])
-
     def __len__(self) -> int:
         return self.counts.shape[0]
 
@@ -132,6 +157,9 @@ class KeptTokens(Entries):
         counts = self.counts[chosen]
         flat = torch.from_numpy(ragged_positions(starts[chosen].numpy(), counts.numpy()))
         return KeptTokens(counts, self.ids[flat], self.logs[flat])
+
+    def __getitem__(self, some: slice) -> KeptTokens:
+        return self.pick(np.arange(len(self))[some])
 
     def split(self, sizes: Sequence[int]) -> list[KeptTokens]:
         """Return those of the first places, so many, of the next ones, and so on, as a tensor's `split` does."""
@@ -147,6 +175,14 @@ class KeptTokens(Entries):
             torch.cat([part.ids for part in parts]),
             torch.cat([part.logs for part in parts]),
         )
+
+    def spread(self, places: Tensor, total: int, put: Callable[[Tensor, Tensor, int], Tensor]) -> KeptTokens:
+        """Return those of `total` places, of which these are some, int64 [M]. put: as `put_numbers`, or with what other
+        ranks have in the rest of them."""
+        counts = put(self.counts, places, total)
+        starts, kept = counts.cumsum(0) - counts, int(counts.sum())
+        flat = torch.from_numpy(ragged_positions(starts[places].numpy(), self.counts.numpy()))
+        return KeptTokens(counts, put(self.ids, flat, kept), put(self.logs, flat, kept))
 
     def to(self, dtype: torch.dtype) -> KeptTokens:
         """Return the same with logarithms of another dtype."""
@@ -164,6 +200,16 @@ class KeptTokens(Entries):
         ids, logs = (torch.full(here.shape, value, dtype=dtype) for value in (-1.0, NO_LOG))
         ids[here], logs[here] = self.ids.to(dtype), self.logs.to(dtype)
         return torch.cat([ids, logs], 1)
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return the entries of tensors, or of kept tokens, one after the other."""
+    return parts[0].concat(parts[1:]) if isinstance(parts[0], KeptTokens) else torch.cat(list(parts))
+
+
+def put_numbers(values: Tensor, places: Tensor, total: int) -> Tensor:
+    """Return `total` numbers: these at some places, int64 [M], and 0 elsewhere."""
+    return values.new_zeros(total).index_copy_(0, places, values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.records import Generation, MicroBatch, Sampling, State, TrainOptions
@@ -213,10 +214,10 @@ class Scores(HasWeights, Protocol):
         ...
 
     def likeliest(
-        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 1, top_p: float = 1.0, min_p: float = 0.0
-    ) -> Tensor:
-        """Return the likeliest tokens in the place of each scored token, those that a sampler with these options keeps:
-        ids, likeliest first, and the logarithms of their probabilities; float [total scored, 2 top_k]."""
+        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    ) -> KeptTokens:
+        """Return the likeliest tokens in the place of each scored token, those that a sampler with these options keeps,
+        likeliest first, on the host. 0: `top_k` leaves none out."""
         ...
 
     def values(self, sequences: Sequences) -> Tensor:

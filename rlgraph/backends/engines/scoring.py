@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import LikeliestTokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.engines.sources import ModelSpec
 from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
@@ -33,7 +32,7 @@ class ScoringMixin:
 
     def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
         """Return the answers of some operations for the same rows, from one pass. ops: names, or sums over the
-        vocabulary."""
+        vocabulary, or `LikeliestTokens`, which are answered by `KeptTokens`."""
         raise NotImplementedError
 
     def logprobs(self, sequences: Sequences, temperature: float = 1.0) -> Tensor:
@@ -62,12 +61,14 @@ class ScoringMixin:
         return self._answer(sequences, [VocabularySum(formula, others, reduce)], temperature)[0]
 
     def likeliest(
-        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 1, top_p: float = 1.0, min_p: float = 0.0
-    ) -> Tensor:
-        """Return the ids of the likeliest tokens and the logarithms of their probabilities in the place of each scored
-        token, float [total scored, 2 top_k]."""
-        asked = LikeliestTokens(top_k, top_p, min_p, 0).all_numbers()
-        return torch.stack(self._answer(sequences, asked, temperature), 1)
+        self, sequences: Sequences, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    ) -> KeptTokens:
+        """Return the likeliest tokens in the place of each scored token, likeliest first."""
+        asked = LikeliestTokens(top_k, top_p, min_p)
+        self._require(asked)
+        if not bool(sequences.scored.any()):
+            return KeptTokens.nothing()
+        return cast(KeptTokens, self._answer(sequences, [asked], temperature)[0])
 
     def values(self, sequences: Sequences) -> Tensor:
         """Return the value of the state before each scored token, float [total scored]."""

@@ -50,8 +50,9 @@ from rlgraph.ops.nodes import (
     user_code_of,
     works_on_shares,
 )
-from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.batch import ROW_BYTES, Batch
 from rlgraph.passes.cost.cost import Cost
+from rlgraph.passes.cost.kept_tokens import kept_bytes
 from rlgraph.passes.cost.sampling import NOTHING, EpisodeRows, SamplingResult
 from rlgraph.passes.cost.tasks import node_episodes
 from rlgraph.passes.cost.workload import Workload
@@ -65,6 +66,8 @@ class SimTransport:
     ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self.versions = WeightVersions(program)
+        self.kept_bytes = {name: size for phase in program.phases for name, size in kept_bytes(phase).items()}
+        """The bytes in a place of each value that is kept tokens."""
         self.standins = FakeValues(program, workload, self.versions, seed)
         self.counts = StepCounters(self.versions)
         self.together = SharedBatches()
@@ -425,15 +428,18 @@ class SimTransport:
                 if self._woken.take(model, group.name, order.copy) or shift.wake:
                     spent["onload"] = predictor.offload_round_trip_cost(model, group.name, node.op, batches).seconds
         sent: dict[str, float] = {}
+        kept: dict[str, float] = {}
         for name in inputs_read(node):
             value, kind = frame.values.get(name), frame.types[name]
             if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, StateHandle):
-                # What is computed for a row travels with it: a token's bytes are those of all of its values.
-                sent[value.where] = max(
-                    sent.get(value.where, 0.0), self.counts.take_unsent_rows(value, order).sent_token_count(kind)
-                )
+                tokens = self.counts.take_unsent_rows(value, order).sent_token_count(kind)
+                # What is computed for a row travels with it: a token's bytes are those of all of its values, but for
+                # tokens that are kept beside it.
+                sent[value.where] = max(sent.get(value.where, 0.0), tokens)
+                beside = tokens * self.kept_bytes.get(name, 0.0) / ROW_BYTES
+                kept[value.where] = kept.get(value.where, 0.0) + beside
         spent["transfer"] = sum(
-            predictor.row_transfer_cost(source, group.name, tokens, order.replica_count).seconds
+            predictor.row_transfer_cost(source, group.name, tokens + kept[source], order.replica_count).seconds
             for source, tokens in sent.items()
             if tokens
         )

@@ -200,11 +200,11 @@ def run_scoring(node: Node, frame: Frame, session: Session) -> NodeOutput:
         value = getattr(engine, node.op)(sequences, **model_call_options(node, frame, session))
     except EngineError as error:
         raise engine_run_error(node, f"`{node.op}` failed", error) from None
-    value = value.to("cpu", session.dtype)
-    if node.op == "likeliest":
+    if isinstance(value, KeptTokens):
         whole, kept = (output.name for output in node.outputs)
-        tokens = KeptTokens.from_numbers(value)
+        tokens = value.to(session.dtype)
         return NodeOutput({whole: tokens.shares(), kept: tokens})
+    value = value.to("cpu", session.dtype)
     compared = compare_with_sampler(node, frame, session, value) if weights_begin_step(node, session) else ()
     return NodeOutput({node.outputs[0].name: value}, mismatches=compared)
 

@@ -16,6 +16,7 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ops import model_work_of
 from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.compilation.assumed_episodes import assumed_episode_warnings
+from rlgraph.passes.compilation.assumed_kept_tokens import assumed_kept_token_warnings
 from rlgraph.passes.compilation.assumed_shapes import assumed_shape_warnings, assumed_shapes
 from rlgraph.passes.compilation.assumed_tails import assumed_tail_warnings
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
@@ -215,12 +216,13 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
 
 def plan_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
     """Return warnings about parts of a schedule that the chosen plan does not use or that round away what is learned,
-    and about what is assumed: shapes, tails of lengths, environments."""
+    and about what is assumed: shapes, tails of lengths, kept tokens, environments."""
     program, assumed = choice.question.program, choice.question.assumed_shapes
     kinds = dict.fromkeys(island.device.kind for island in choice.question.cluster.islands)
     return (
         *assumed_shape_warnings(program, assumed),
         *assumed_tail_warnings(choice.question.workload),
+        *assumed_kept_token_warnings(program),
         *assumed_episode_warnings(program, choice.question.workload, choice.question.constants),
         *unused_schedule_warnings(program, choice.plan, schedule),
         *adapter_warnings(program, schedule, choice.question.shapes, kinds),

@@ -13,6 +13,8 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
 
+ROW_BYTES = 20
+"""The bytes that travel for each token of a row: the token itself, log-probabilities, and what is computed for it."""
 POINTS = 24
 """The number of lengths that represent all rows which are decoded together."""
 
@@ -31,6 +33,8 @@ class Batch:
     """How an environment answers the rows, where the node samples them; None: none does."""
     together: float = 1.0
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
+    kept_bytes: float = 0.0
+    """Bytes of kept tokens that come with each token that carries loss."""
 
     @property
     def ended_row_tokens(self) -> float:
@@ -43,6 +47,12 @@ class Batch:
         length = self.prompt.mean + self.response.mean
         spread = self.prompt.mean_square + 2 * self.prompt.mean * self.response.mean + self.response.mean_square
         return Tokens(1.0, length, spread, self.response.mean, self.prompt.longest + self.response.longest)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Return the bytes of all rows on their way to who reads them."""
+        read = self.tokens()
+        return read.tokens * ROW_BYTES + read.scored * self.kept_bytes
 
     def tokens(self) -> Tokens:
         """Return what a model reads of all rows."""

@@ -13,7 +13,7 @@ from rlgraph.ir.layout import even_range
 from rlgraph.ir.plan import Group, Plan
 from rlgraph.ops.nodes import NODES, placement_operation
 from rlgraph.passes.cost import caches, decoding
-from rlgraph.passes.cost.batch import Batch, total_rows
+from rlgraph.passes.cost.batch import ROW_BYTES, Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
@@ -26,9 +26,6 @@ from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult, predict_sa
 from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
-
-ROW_BYTES = 20
-"""The bytes that travel for each token of a row: the token itself, log-probabilities, and what is computed for it."""
 
 
 class TaskCostModel:
@@ -70,7 +67,8 @@ class TaskCostModel:
         """By the number of replicas: seconds until the work begins, rows of a replica, and seconds of the optimizer
         step."""
         self.one = deployment.mesh.replica_size
-        self.tokens = sum(batch.tokens().tokens for batch in batches)
+        # In rows' tokens: what is kept beside them counts as more of them.
+        self.tokens = sum(batch.sent_bytes for batch in batches) / ROW_BYTES
         self.rows = total_rows(batches)
         # Requests and rows on their way have a fixed cost, and a cost for each process and each token.
         ordered, sent = request_cost(0, constants).seconds, rows_arrival_cost(0.0, deployment.island, constants).seconds

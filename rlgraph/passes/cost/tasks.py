@@ -28,8 +28,9 @@ from rlgraph.ops.nodes import (
     works_on_shares,
 )
 from rlgraph.ops.program_work import BESIDE, other_players_models
-from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.batch import ROW_BYTES, Batch
 from rlgraph.passes.cost.episodes import Episodes
+from rlgraph.passes.cost.kept_tokens import kept_bytes, read_bytes_by_table
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
@@ -105,6 +106,8 @@ class _TaskList:
     ) -> None:
         self.program, self.workload, self.elsewhere, self.streamed = program, workload, elsewhere, streamed
         self.types: Mapping[str, Type] = {}
+        self.kept_bytes: Mapping[str, float] = {}
+        """The bytes in a place of each value that is kept tokens."""
         self.listed: list[Task] = []
         self.loops = 0
         """How many loops have been seen."""
@@ -125,7 +128,7 @@ class _TaskList:
 
     def phase_tasks(self, phase: Phase) -> tuple[Task, ...]:
         """Return the tasks of a phase."""
-        self.types = phase.graph.value_types()
+        self.types, self.kept_bytes = phase.graph.value_types(), kept_bytes(phase)
         self.add_graph_tasks(phase.graph, _Scope())
         return tuple(self.listed)
 
@@ -311,7 +314,7 @@ class _TaskList:
         times, roots = scope.times / scope.epochs, set[str]()
         for name in inputs_read(node):
             root, maker = self.origins.get(name, (name, here))
-            tokens = self.value_tokens(self.types[name], scope)
+            tokens = self.value_tokens(self.types[name], scope) * self.kept_bytes.get(name, ROW_BYTES) / ROW_BYTES
             if tokens and maker != here and root not in roots:
                 roots.add(root)
                 yield ReadValue(root, maker, tokens * times, times)
@@ -351,6 +354,7 @@ class _TaskList:
         nodes = [
             reading for reading in (node, *(node.region.nodes if node.regions else ())) if NODES[reading.op].scores
         ]
+        beside = read_bytes_by_table(node, self.kept_bytes)
         for table in dict.fromkeys(reading.inputs[1] for reading in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)
@@ -358,7 +362,9 @@ class _TaskList:
                 kind.token in axes_of(reading.outputs[0].type) for reading in nodes if reading.inputs[1] == table
             )
             yield replace(
-                self.table_batch(kind, scope), together=self.samples_per_prompt(table, scope) if tokenwise else 1.0
+                self.table_batch(kind, scope),
+                together=self.samples_per_prompt(table, scope) if tokenwise else 1.0,
+                kept_bytes=beside.get(table, 0.0),
             )
 
     def table_batch(self, kind: Table, scope: _Scope, samples: int = 1) -> Batch:

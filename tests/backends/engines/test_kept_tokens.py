@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlgraph.backends.engines.likeliest import NO_LOG, KeptTokens
+from rlgraph.backends.engines.likeliest import NO_LOG, KeptTokens, put_numbers
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sampling import sample
 from rlgraph.backends.ray.piece_store import from_sendable, to_sendable, wire_bytes
@@ -62,7 +62,9 @@ def test_places_are_picked_joined_and_filled_up() -> None:
     assert lists(THREE.concat([THREE.pick(np.array([1])), THREE])) == [*lists(THREE), (0, [], []), *lists(THREE)]
     filled = [[5, 7, -1, -2], [-1, -1, NO_LOG, NO_LOG], [9, -1, -0.5, NO_LOG]]
     torch.testing.assert_close(THREE.numbers(torch.float64), torch.tensor(filled, dtype=torch.float64))
-    assert lists(KeptTokens.from_numbers(THREE.numbers(torch.float32))) == lists(THREE)
+    spread = THREE.spread(torch.tensor([3, 0, 1]), 4, put_numbers)
+    assert lists(spread) == [(0, [], []), (1, [9], [-0.5]), (0, [], []), (2, [5, 7], [-1.0, -2.0])]
+    assert lists(THREE[1:]) == lists(THREE)[1:]
     assert len(KeptTokens.nothing()) == 0 and KeptTokens.nothing().numbers(torch.float32).shape == (0, 2)
 
 

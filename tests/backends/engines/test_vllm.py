@@ -247,7 +247,10 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow, SamplingLogitsProcessor
 
     sampling = Sampling(8, min_tokens=3, top_k=2, keeps_support=True)
-    begun = [KeptTokens.from_numbers(torch.tensor([[float(token), -1.0]])) for token in (5, 6, 4)]
+    begun = [
+        KeptTokens(torch.tensor([1]), torch.tensor([token], dtype=torch.int32), torch.tensor([-1.0]))
+        for token in (5, 6, 4)
+    ]
     settings = CallSamplingSettings(sampling, (1,))
     row = SampledRow(settings, 0, 7, logprobs=[-1.0, -2.0, -3.0], support=[*begun], begun_tokens=[5, 6])
     added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])

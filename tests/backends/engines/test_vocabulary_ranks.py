@@ -93,14 +93,28 @@ def test_two_models_that_ranks_split(ranks: Ranks) -> None:
             assert one == pytest.approx(other, rel=1e-8)
 
 
-def read_likeliest(student: TransformersEngine, teacher: TransformersEngine) -> list[Tensor]:
-    """Likeliest tokens of a teacher, and what a student says of them."""
-    sequences = rows(9)
-    with torch.no_grad():
-        kept = teacher.likeliest(sequences, 0.8, top_k=5, top_p=0.9, min_p=0.01)
-        beside = (OtherModel(None, KeptRows(KeptTokens.from_numbers(kept), sequences.scored_counts())),)
-        formulas = "p1 * log(p1 / p0)", "where(p1 > 0.0, p0, 0.0)"
-        return [kept, *(student.distribution(sequences, 0.8, formula, beside) for formula in formulas)]
+CUTS = ({"top_k": 5, "top_p": 0.9, "min_p": 0.01}, {"top_p": 0.6}, {"min_p": 0.3}, {"min_p": 0.1, "top_p": 0.9})
+
+
+def read_likeliest(student: TransformersEngine, teacher: TransformersEngine) -> tuple[list[Tensor], Any]:
+    """Likeliest tokens of a teacher, what a student says of them, and an update of the student with them."""
+    sequences, said = rows(9), []
+    for cut in CUTS:
+        with torch.no_grad():
+            kept = teacher.likeliest(sequences, 0.8, **cut)
+            of_rows = KeptRows(kept, sequences.scored_counts())
+            beside = (OtherModel(None, of_rows),)
+            formulas = "p1 * log(p1 / p0)", "where(p1 > 0.0, p0, 0.0)"
+            said += [kept.counts, kept.ids, kept.logs]
+            said += [student.distribution(sequences, 0.8, formula, beside) for formula in formulas]
+
+    def micro(block: Sequence[int]) -> MicroBatch:
+        part = sequences.take(torch.tensor(block))
+        others = (OtherModel(None, of_rows.take(torch.tensor(block))),)
+        call = ModelCall("distribution", part, 0.8, "p1 * log(p1 / p0)", others)
+        return MicroBatch((call,), lambda answers: answers[0].sum())
+
+    return said, student.train_step([[0, 1, 2], [4, 5, 6, 7, 8]], micro, OPTIONS, 0)
 
 
 def read_likeliest_split(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:
@@ -113,15 +127,46 @@ def read_likeliest_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec)
     return elsewhere(read_likeliest, MegatronEngine.open(student, split), MegatronEngine.open(teacher, split))
 
 
-@pytest.mark.parametrize(("read", "close"), [(read_likeliest_split, 1e-10), (read_likeliest_megatron, 1e-5)])
-def test_likeliest_tokens_that_ranks_split(ranks: Ranks, read: Any, close: float) -> None:
+@pytest.fixture(scope="module")
+def read_whole() -> tuple[list[Tensor], Any]:
+    return read_likeliest(*(TransformersEngine.open(spec_of(family)) for family in ("llama", "qwen2")))
+
+
+def test_as_many_tokens_are_kept_as_there_are(read_whole: tuple[list[Tensor], Any]) -> None:
+    """They are those of a plain ranking, and have the probabilities of the whole distribution."""
+    said, _ = read_whole
+    assert len({*said[5].tolist()}) > 3, "else the counts would be alike"
+    sequences, teacher = rows(9), TransformersEngine.open(spec_of("qwen2"))
+    with torch.no_grad():
+        top = teacher.distribution(sequences, 0.8, "p0", reduce="max")
+        beside = (OtherModel(None, KeptRows(PlacedNumbers(top), sequences.scored_counts())),)
+        share = teacher.distribution(sequences, 0.8, "where(p0 >= 0.3 * x1, p0, 0.0)", beside)
+    kept = KeptTokens(*said[10:13])
+    torch.testing.assert_close(kept.shares(), share, rtol=0, atol=1e-12)
+    nucleus = KeptTokens(*said[5:8])
+    last = nucleus.logs[nucleus.counts.cumsum(0) - 1].exp()
+    assert bool((nucleus.shares() >= 0.6).all()) and bool((nucleus.shares() - last < 0.6).all())
+
+
+@pytest.mark.parametrize(
+    ("read", "mesh", "close"),
+    [
+        (read_likeliest_split, {"tp": 2}, 1e-10),
+        (read_likeliest_split, {"fsdp": 2}, 1e-10),
+        (read_likeliest_megatron, {"tp": 2}, 1e-5),
+        (read_likeliest_megatron, {"cp": 2}, 1e-5),
+    ],
+)
+def test_likeliest_tokens_that_ranks_split(
+    ranks: Ranks, read_whole: tuple[list[Tensor], Any], read: Any, mesh: dict[str, int], close: float
+) -> None:
     if read is read_likeliest_megatron:
         pytest.importorskip("megatron.core")
-    student, teacher = spec_of("llama"), spec_of("qwen2")
-    whole = read_likeliest(TransformersEngine.open(student), TransformersEngine.open(teacher))
-    for split in ranks.run(make_mesh(tp=2), read, student, teacher):
-        for mine, expected in zip(split, whole, strict=True):
+    said, update = read_whole
+    for split, updated in ranks.run(make_mesh(**mesh), read, spec_of("llama"), spec_of("qwen2")):
+        for mine, expected in zip(split, said, strict=True):
             torch.testing.assert_close(mine, expected, rtol=0, atol=close)
+        assert updated == pytest.approx(update, rel=100 * close)
 
 
 def distill_megatron(split: Mesh, student: ModelSpec, teacher: ModelSpec) -> Any:

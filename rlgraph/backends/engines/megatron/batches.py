@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import LikeliestTokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens
 from rlgraph.backends.engines.records import ModelCall
 from rlgraph.backends.engines.sequences import Sequences
 
@@ -35,8 +35,8 @@ class Head(Protocol):
         behind them, and numbers, [M, 1]."""
         ...
 
-    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> Sequence[Tensor]:
-        """Turn hidden states, [M, size], into the numbers of the likeliest tokens, `2 top_k` of [M]."""
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> KeptTokens:
+        """Turn hidden states, [M, size], into the likeliest tokens at each of the M places."""
         ...
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
@@ -44,7 +44,7 @@ class Head(Protocol):
         ...
 
 
-def _unchanged(table: int, values: Tensor) -> Tensor:
+def _unchanged(table: int, values: Any) -> Any:
     return values
 
 
@@ -65,15 +65,16 @@ class CallRows:
     """For a table of sequences, by its `id`, its places among the M."""
     routes: Tensor | None = None
     """The experts of the T tokens that are replayed, as in `Sequences`."""
-    merge_ranks: Callable[[int, Tensor], Tensor] = _unchanged
+    merge_ranks: Callable[[int, Any], Any] = _unchanged
     """Turns what is computed at a table's places, [m], into the results of all ranks that have some of them."""
+    own_entries: Callable[[int, Tensor], Tensor] = _unchanged
+    """Takes of what is known at all of a table's places, [M, ...], that of this rank's, [m, ...]."""
 
-    def results_by_call(self, output: Tensor, head: Head) -> list[Tensor]:
+    def results_by_call(self, output: Tensor, head: Head) -> list[Any]:
         """Return the model's answer to each call, from its output at the places: hidden states, [M, size], or [M, 1]
         scalars; float32 at least."""
         cached: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
-        numbers: dict[tuple[int, float], Sequence[Tensor]] = {}
-        answers = []
+        answers: list[Any] = []
         for call in self.calls:
             table = id(call.sequences)
             part = output[self.table_spans[table]]
@@ -84,17 +85,13 @@ class CallRows:
                 models = [other for other in call.others if other.engine is not None]
                 beside = [other.engine.head_and_states(other.sequences) for other in models]
                 wide = torch.promote_types(part.dtype, torch.float32)
-                kept = [other.sequences.numbers(wide) for other in call.others if other.engine is None]
-                if any(of_tokens.shape[0] != part.shape[0] for of_tokens in kept):
-                    raise EngineError("likeliest tokens are read where no row is split over ranks, without `cp`")
+                numbers = [other.sequences.numbers(wide) for other in call.others if other.engine is None]
+                kept = [self.own_entries(table, of_tokens) for of_tokens in numbers]
                 sums = head.vocabulary_sum(part, (call.formula, call.reduce), call.temperature, beside, kept)
                 answers.append(self.merge_ranks(table, sums))
                 continue
             if call.likeliest is not None:
-                asked = table, call.temperature
-                if asked not in numbers:
-                    numbers[asked] = head.likeliest(part, call.likeliest, call.temperature)
-                answers.append(self.merge_ranks(table, numbers[asked][call.likeliest.number]))
+                answers.append(self.merge_ranks(table, head.likeliest(part, call.likeliest, call.temperature)))
                 continue
             key = table, call.temperature
             if key not in cached:

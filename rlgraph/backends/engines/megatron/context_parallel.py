@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.megatron.batches import CallRows
+from rlgraph.backends.engines.megatron.shim import model_device
 from rlgraph.backends.engines.ragged import ragged_positions
 from rlgraph.backends.engines.varlen import AttentionOptions, repeat_kv_heads
 
@@ -122,7 +125,9 @@ class ContextParallel:
         at = share.gathered_positions[batch.output_positions]
         ranks, is_own = at // share.tokens_per_rank, at // share.tokens_per_rank == self._rank
         places = at[is_own] % share.tokens_per_rank
-        spans, combine = {}, {}
+        spans: dict[int, slice] = {}
+        combine: dict[int, Callable[[Any], Any]] = {}
+        own = {table: is_own[span] for table, span in batch.table_spans.items()}
         for table, span in batch.table_spans.items():
             first = int(is_own[: span.start].sum())
             spans[table] = slice(first, first + int(is_own[span].sum()))
@@ -135,6 +140,7 @@ class ContextParallel:
             next_tokens=batch.next_tokens[is_own[: len(batch.next_tokens)]],
             table_spans=spans,
             merge_ranks=lambda table, values: combine[table](values),
+            own_entries=lambda table, values: values[own[table]],
         )
         return part, share
 
@@ -165,9 +171,23 @@ def _bounds(lengths: np.ndarray, ranks: int, rank: int) -> tuple[np.ndarray, np.
     return lengths[:, None] * which // (2 * ranks), lengths[:, None] * (which + 1) // (2 * ranks)
 
 
-def _combiner(owners: Tensor, ranks: int, group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
-    """Return a function from this rank's results at its places to the results of all ranks. owners: int64 [M]: the rank
-    of each place."""
+def _combiner(owners: Tensor, ranks: int, group: dist.ProcessGroup) -> Callable[[Any], Any]:
+    """Return a function from this rank's results at its places, numbers or kept tokens, to the results of all ranks.
+    owners: int64 [M]: the rank of each place."""
+    gather_numbers = _number_combiner(owners, ranks, group)
+
+    def gather_results(values: Any) -> Any:
+        if not isinstance(values, KeptTokens):
+            return gather_numbers(values)
+        counts = gather_numbers(values.counts.to(model_device())).cpu()
+        gather_kept = _number_combiner(owners.repeat_interleave(counts), ranks, group)
+        ids, logs = (gather_kept(of_tokens.to(model_device())).cpu() for of_tokens in (values.ids, values.logs))
+        return KeptTokens(counts, ids, logs)
+
+    return gather_results
+
+
+def _number_combiner(owners: Tensor, ranks: int, group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
     counts = owners.bincount(minlength=ranks)
     most = int(counts.max())
     order = torch.empty_like(owners)

@@ -14,7 +14,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError, NoRows
-from rlgraph.backends.engines.likeliest import LikeliestTokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens, put_numbers
 from rlgraph.backends.engines.megatron.adapters import InitialAdapters, attach_adapters
 from rlgraph.backends.engines.megatron.batches import Head, merge_calls
 from rlgraph.backends.engines.megatron.groups import Stages, initialize_groups
@@ -269,7 +269,7 @@ class MegatronEngine(RankWeights, ScoringMixin):
         return self._mesh.axis_position(self._rank, "pp") == self._mesh.axis_size("pp") - 1
 
     @redirect_cuda_to_cpu()
-    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Any]:
         """Return the answers of some operations for the same rows, from one pass."""
         for op in ops:
             self._require(op)
@@ -284,18 +284,27 @@ class MegatronEngine(RankWeights, ScoringMixin):
         ]
         outputs = self._pipeline.compute_results([merge_calls(batch_calls, self.codec.pad_id) for batch_calls in calls])
         wide = torch.promote_types(dtype_of(self.spec), torch.float32)
-        results = [torch.zeros(int(counts.sum()), dtype=wide, device=model_device()) for _ in ops]
+        order, starts, total = used[:0], counts.cumsum(0) - counts, int(counts.sum())
         if outputs:
-            order, starts = (
-                torch.cat([used[:0], *(rows for rows in plan if rows is not None)]),
-                counts.cumsum(0) - counts,
-            )
-            places = ragged_index(starts[order], counts[order]).to(model_device())
-            for index, result in enumerate(results):
-                result[places] = torch.cat([result[:0], *(answers[index] for answers in outputs if answers)])
-                if self._mesh.axis_size("ep") > 1:
-                    # Each rank has the answers to its own rows.
-                    dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
+            order = torch.cat([order, *(rows for rows in plan if rows is not None)])
+        places = ragged_index(starts[order], counts[order])
+
+        def put(values: Tensor, at: Tensor, of_all: int) -> Tensor:
+            result = put_numbers(values.to(model_device()), at.to(model_device()), of_all)
+            if outputs and self._mesh.axis_size("ep") > 1:
+                # Each rank has the answers to its own rows.
+                dist.all_reduce(result, group=parallel_state.get_expert_model_parallel_group())
+            return result
+
+        results: list[Any] = []
+        for index, op in enumerate(ops):
+            parts = [answers[index] for answers in outputs if answers]
+            if isinstance(op, LikeliestTokens):
+                kept = KeptTokens.nothing(wide).concat(parts)
+                results.append(kept.spread(places, total, lambda *numbers: put(*numbers).cpu()))
+            else:
+                own = torch.zeros(0, dtype=wide, device=model_device())
+                results.append(put(torch.cat([own, *parts]), places, total))
         return results
 
     def head_and_states(self, sequences: Sequences) -> tuple[Head, Tensor]:

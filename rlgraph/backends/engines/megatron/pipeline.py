@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens, likeliest_in_parts
 from rlgraph.backends.engines.logprobs import apply_temperature, logprobs_and_entropy
 from rlgraph.backends.engines.megatron.batches import CallRows, Head, merge_calls
 from rlgraph.backends.engines.megatron.context_parallel import ContextParallel, TokenShard
@@ -257,14 +257,11 @@ class _SplitHead:
         [sums] = compute_in_chunks(sums_of_chunk, places, *states, *kept)
         return sums
 
-    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> Sequence[Tensor]:
-        """Return the numbers of the likeliest tokens at some places, `2 top_k` of [M]."""
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> KeptTokens:
+        """Return the likeliest tokens at some places."""
         weight, first = output_weight_rows(self.model, self.shape.vocab)
-
-        def numbers_of_chunk(part: Tensor) -> Sequence[Tensor]:
-            return list(likeliest_tokens(self._logits(part, weight, temperature), asked, first, self.group))
-
-        return compute_in_chunks(numbers_of_chunk, max(1, self._places(weight) // 2), hidden)
+        logits = lambda part: self._logits(part, weight, temperature)  # noqa: E731
+        return likeliest_in_parts(logits, hidden, self._places(weight), asked, first, self.group)
 
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
         """Return this rank's logits at some places, divided by the temperature, float [M, n]."""

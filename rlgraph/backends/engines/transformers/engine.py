@@ -234,7 +234,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         engines = [self._engine_beside(OtherModel(engine, None)) or self for engine, _ in mixture]
         return MixtureNetwork([engine._network for engine in engines], [weight for _, weight in mixture])
 
-    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Tensor]:
+    def _answer(self, sequences: Sequences, ops: Sequence[Any], temperature: float = 1.0) -> list[Any]:
         """Return the answers of some operations for the same rows, from one pass."""
         for op in ops:
             self._require(op)
@@ -249,12 +249,12 @@ class TransformersEngine(RankWeights, ScoringMixin):
         others = distinct_others(sums)
         engines = [self._engine_beside(other) for other in others]
         heads = [None if engine is None else engine._head for engine in engines]
-        likeliest = [op for op in ops if isinstance(op, LikeliestTokens)]
 
-        def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Tensor]:
+        def read(hidden: Tensor, tokens: Tensor, *beside: Tensor) -> list[Any]:
             answers = answer_sums(self._head, hidden, sums, temperature, others, heads, beside)
-            if likeliest:
-                answers.update(zip(likeliest, self._head.likeliest(hidden, likeliest[0], temperature), strict=True))
+            for op in ops:
+                if isinstance(op, LikeliestTokens):
+                    answers[op] = self._head.likeliest(hidden, op, temperature)
             rest = [op for op in ops if isinstance(op, str)]
             if rest:
                 answers.update(zip(rest, self._head.logprobs(hidden, tokens, rest, temperature), strict=True))
@@ -274,7 +274,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         """Return the engine of a model that is read beside this one; None: it is likeliest tokens. Raises EngineError
         where it cannot be."""
         engine = other.engine
-        if engine is None and not self._reader.is_sharded:
+        if engine is None:
             return None
         if not isinstance(engine, TransformersEngine) or engine._reader.is_sharded or self._reader.is_sharded:
             raise EngineError("models that are read together are those of one process, without `fsdp`")

@@ -3,14 +3,14 @@ logits of some places at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlgraph.backends.engines.chunks import compute_in_chunks
-from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
+from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens, likeliest_in_parts
 from rlgraph.backends.engines.linear_head import DTYPES, PLAIN_PRODUCTS, linear_logprobs
 from rlgraph.backends.engines.logprobs import apply_temperature, entropies, token_logprobs
 from rlgraph.backends.engines.transformers.linear import ONEDNN_PRODUCTS, multiplies_with_onednn
@@ -72,13 +72,9 @@ class Head:
         places = max(1, self._places // (1 + len(beside)))
         return list(compute_in_chunks(sums_of_chunk, places, hidden, *beside))
 
-    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> list[Tensor]:
-        """Return the numbers of the likeliest tokens at some places, `2 top_k` of [M]."""
-        first, group = self._part
-        chunk: Callable[[Tensor], Sequence[Tensor]] = lambda part: [  # noqa: E731
-            *likeliest_tokens(self.logits(part, temperature), asked, first, group)
-        ]
-        return list(compute_in_chunks(chunk, max(1, self._places // 2), hidden))
+    def likeliest(self, hidden: Tensor, asked: LikeliestTokens, temperature: float) -> KeptTokens:
+        """Return the likeliest tokens at some places."""
+        return likeliest_in_parts(lambda part: self.logits(part, temperature), hidden, self._places, asked, *self._part)
 
     @property
     def _part(self) -> tuple[int, dist.ProcessGroup | None]:

@@ -39,7 +39,7 @@ def answer_sums(
     others: Sequence[OtherModel],
     heads: Sequence[Head | None],
     beside: Sequence[Tensor],
-) -> dict[Any, Tensor]:
+) -> dict[Any, Any]:
     """Return sums over the vocabulary at some places, [M] each.
 
     head, hidden: of the model that is asked, and what its network gives there. others: all models beside it; heads:
@@ -49,7 +49,7 @@ def answer_sums(
     by_models: dict[tuple[int, ...], list[VocabularySum]] = {}
     for asked in sums:
         by_models.setdefault(tuple(place_of[other.identity] for other in asked.others), []).append(asked)
-    answers: dict[Any, Tensor] = {}
+    answers: dict[Any, Any] = {}
     for places, together in by_models.items():
         formulas = [(asked.formula, asked.reduce) for asked in together]
         columns = [of for place in places if (of := heads[place]) is not None], [beside[place] for place in places]
