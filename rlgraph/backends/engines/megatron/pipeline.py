@@ -61,7 +61,7 @@ class Pipeline:
         replay_in_layers(model.decoder.layers)
 
     @torch.no_grad()
-    def compute_results(self, batches: Sequence[CallRows]) -> list[list[Tensor]]:
+    def compute_results(self, batches: Sequence[CallRows]) -> list[list[Any]]:
         """Return the answers to each batch's calls; nothing on ranks before the last stage."""
         answers, in_progress = [], dict[int, _ShardedRows]()
 

@@ -43,7 +43,7 @@ class PreallocatedLayer(DynamicLayer):
         if self._stored is not None and self._column is not None:
             for stored, states in zip(self._stored, (key_states, value_states), strict=True):
                 stored.index_copy_(2, self._column, states)
-            return self.keys, self.values
+            return self._show()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self._length + key_states.shape[-2]
@@ -54,8 +54,7 @@ class PreallocatedLayer(DynamicLayer):
         keys[:, :, self._length : end] = key_states
         values[:, :, self._length : end] = value_states
         self._length = end
-        self._show()
-        return self.keys, self.values
+        return self._show()
 
     def fix_span(self, column: Tensor, span: int) -> None:
         """From now on write the next token at `column`, int64 [1], and return the first `span` places: those that
@@ -86,9 +85,11 @@ class PreallocatedLayer(DynamicLayer):
         self._stored = (stored[0], stored[1])
         self._show()
 
-    def _show(self) -> None:
+    def _show(self) -> tuple[Tensor, Tensor]:
         assert self._stored is not None
-        self.keys, self.values = (stored[:, :, : self._length] for stored in self._stored)
+        keys, values = self._stored
+        self.keys, self.values = shown = keys[:, :, : self._length], values[:, :, : self._length]
+        return shown
 
     def _grow(self, end: int, *like: Tensor) -> None:
         room = end + (min(self._room, _FIRST_ROOM) if self._stored is None else end // 2)
@@ -112,6 +113,7 @@ class PreallocatedCache(DynamicCache):
     def fix_span(self, column: Tensor, span: int) -> None:
         """Do for all layers what `PreallocatedLayer.fix_span` does."""
         for layer in self.layers:
+            assert isinstance(layer, PreallocatedLayer)
             layer.fix_span(column, span)
 
 

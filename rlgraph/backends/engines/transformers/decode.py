@@ -225,8 +225,10 @@ def _decode(
         runner.run("advance", (active.shape[0], block.span), block.advance)
         if routes is not None and last_routes is not None:
             routes[active, width + place] = last_routes()
-    found = (x.cpu() for x in (block.tokens, block.logprobs, block.lengths, block.finished))
-    return _Rows(*found, versions, routes, support, support_place)
+    tokens, logprobs, lengths, finished = (
+        x.cpu() for x in (block.tokens, block.logprobs, block.lengths, block.finished)
+    )
+    return _Rows(tokens, logprobs, lengths, finished, versions, routes, support, support_place)
 
 
 def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, Any]:
