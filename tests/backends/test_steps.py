@@ -276,7 +276,11 @@ def test_weights_are_kept_until_no_step_needs_them(late: bool) -> None:
     """With a lag of 2 a step needs those of two steps before the last one, until it has generated; three where it
     changes them first."""
     text = AHEAD.replace("LAG", "2")
-    program = compile_text(text + "    again = actor.generate(prompts, max_tokens=2)\n    report more = mean(again.length)\n" if late else text)
+    program = compile_text(
+        text + "    again = actor.generate(prompts, max_tokens=2)\n    report more = mean(again.length)\n"
+        if late
+        else text
+    )
     versions = WeightVersions(program)
     past = PastWeights("actor", versions)
     assert earlier_versions_kept(program) == {"actor": 2 + late}
