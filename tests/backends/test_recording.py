@@ -119,11 +119,11 @@ def test_float32_and_small_blocks(folder: Path, name: str, tmp_path: Path) -> No
 
 
 def test_another_random_number_generator(folder: Path, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlgraph.backends.engines.transformers import decode
+    from rlgraph.backends.engines.transformers import decode_block
 
     path, expected = recorded("grpo")
-    sample = decode.sample
-    monkeypatch.setattr(decode, "sample", lambda logits, keys, *rest: sample(logits, keys + 1, *rest))
+    draw = decode_block.draw_uniforms
+    monkeypatch.setattr(decode_block, "draw_uniforms", lambda bits, place: draw(bits + 1, place))
     assert sampled(run("grpo", folder, steps=1)[0]) != sampled(expected[0])
     same(run("grpo", folder, replay=path), expected)
 

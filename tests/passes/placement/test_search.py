@@ -71,7 +71,7 @@ Nodes = tuple[tuple[int, int], ...]
 EVEN: Nodes = ((1, 2), (1, 2), (1, 4), (2, 1), (2, 2), (1, 8), (2, 4), (3, 1), (1, 1))
 SOME = range(20, 40)
 """Random problems that the fast suite has, too."""
-PARTED = (87, 91, 113, 117, 140, 150, 177)
+PARTED = (87, 116, 117, 131, 150, 152, 168)
 """Problems in whose best plans stages have several parts of a model."""
 STAGED: Nodes = ((1, 2), (2, 1), (1, 2), (1, 3))
 """Of problems in which trainings share a pipeline."""
