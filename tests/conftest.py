@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rlgraph.errors import Source, Span
+from rlgraph.passes.placement.search import progress
 from rlgraph.user_code import Workers
 from rlgraph.user_code.spec import CallSpec
 from tests import times
@@ -117,6 +118,12 @@ def environments_are_waited_for() -> None:
         from rlgraph.backends.worker import turn_play
 
         turn_play.QUIET_S = NEVER
+
+
+@pytest.fixture(scope="session", autouse=True)
+def searches_say_nothing_on_the_way() -> None:
+    """However busy the machine is, what commands print is the same: lines of progress come after a second."""
+    progress.QUIET_S = NEVER
 
 
 @pytest.fixture(name="declare")

@@ -26,6 +26,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by four seconds whenever it is asked."""
     ticks = count(0, 4)
     monkeypatch.setattr(progress, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(progress, "QUIET_S", 1.0)
 
 
 @pytest.mark.usefixtures("seconds")

@@ -769,6 +769,7 @@ def test_a_long_search_says_how_far_it_is_now_and_then_where_that_is_kept(monkey
     """In a file, or in a pipe."""
     case, shown = random_case(2), io.StringIO()
     monkeypatch.setattr(progress, "monotonic", count_up(0, 10).__next__)
+    monkeypatch.setattr(progress, "QUIET_S", 1.0)
     monkeypatch.setattr("sys.stderr", shown)
     Search(case.problem, case.candidates, 0.0).run()
     first, second, *others = shown.getvalue().splitlines()
@@ -792,6 +793,7 @@ class Terminal(io.StringIO):
 def test_a_long_search_says_how_far_it_is_and_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
     case, shown = random_case(2), Terminal()
     monkeypatch.setattr(progress, "monotonic", count_up().__next__)
+    monkeypatch.setattr(progress, "QUIET_S", 1.0)
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
     Search(case.problem, case.candidates, 0.0).run()
