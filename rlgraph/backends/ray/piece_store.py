@@ -41,6 +41,15 @@ def as_array(places: Places) -> np.ndarray:
     return np.arange(places.start, places.stop) if isinstance(places, range) else places
 
 
+def _places_within(counts: np.ndarray, rows: np.ndarray | slice) -> np.ndarray | slice:
+    """Return the places of what lies in some rows. counts: int64 [N]: how many lie in each of all rows."""
+    if isinstance(rows, slice):
+        start = int(counts[: rows.start].sum())
+        return slice(start, start + int(counts[rows].sum()))
+    starts = counts.cumsum() - counts
+    return ragged_positions(starts[rows], counts[rows])
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows of one value, flat and without padding, with the number of entries in each row."""
@@ -62,43 +71,23 @@ class Piece:
     def take_rows(self, rows: np.ndarray) -> Piece:
         """Return some rows, in the order of `rows`; of consecutive ones nothing is copied."""
         span = as_range(rows)
-        if isinstance(span, range):
-            return self._slice_rows(slice(span.start, span.stop))
-        chosen: dict[str, np.ndarray] = {}
+        taken = slice(span.start, span.stop) if isinstance(span, range) else rows
+        chosen: dict[str, np.ndarray | slice] = {}
         counts_taken: list[np.ndarray | None] = []
         for axis, counts in zip(axes_in_rows(self.kind), self.counts, strict=True):
             if counts is None:
-                chosen[axis.key] = rows
+                chosen[axis.key] = taken
                 counts_taken.append(None)
                 continue
             assert axis.parent
-            starts, above = counts.cumsum() - counts, chosen.get(axis.parent.key, rows)
-            chosen[axis.key] = ragged_positions(starts[above], counts[above])
+            above = chosen.get(axis.parent.key, taken)
+            chosen[axis.key] = _places_within(counts, above)
             counts_taken.append(counts[above])
         if isinstance(self.kind, Table):
             return Piece(self.kind, self.value.take(self.kind, chosen), tuple(counts_taken))
         inner = axis_of(self.kind)
         assert inner is not None
         return Piece(self.kind, pick_entries(self.value, chosen[inner.key]), tuple(counts_taken))
-
-    def _slice_rows(self, rows: slice) -> Piece:
-        bounds: dict[str, slice] = {}
-        counts_taken: list[np.ndarray | None] = []
-        for axis, counts in zip(axes_in_rows(self.kind), self.counts, strict=True):
-            if counts is None:
-                bounds[axis.key] = rows
-                counts_taken.append(None)
-                continue
-            assert axis.parent
-            above = bounds.get(axis.parent.key, rows)
-            start = int(counts[: above.start].sum())
-            bounds[axis.key] = slice(start, start + int(counts[above].sum()))
-            counts_taken.append(counts[above])
-        if isinstance(self.kind, Table):
-            return Piece(self.kind, self.value.take(self.kind, bounds), tuple(counts_taken))
-        inner = axis_of(self.kind)
-        assert inner is not None
-        return Piece(self.kind, pick_entries(self.value, bounds[inner.key]), tuple(counts_taken))
 
     @staticmethod
     def concatenate(parts: Sequence[Piece]) -> Piece:

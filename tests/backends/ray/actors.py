@@ -138,6 +138,12 @@ class Watcher(SilentObserver):
         return len(self.spans) - 1
 
 
+def on_each_rank(backend: RayBackend, group: str, work: Callable[..., Any], *given: Any) -> list[Any]:
+    """What a function of the process answers on each rank of a group."""
+    handles = [handle for (name, _), handle in backend.processes.handles.items() if name == group]
+    return list(ray.get([handle.__ray_call__.remote(work, *given) for handle in handles], timeout=120))
+
+
 @dataclass
 class OnActors:
     """A run that was replayed for some steps, and then sampled; its actors still live."""
@@ -152,8 +158,7 @@ class OnActors:
 
     def each(self, group: str, work: Callable[..., Any], *given: Any) -> list[Any]:
         """What a function of the process answers on each rank of a group."""
-        handles = [handle for (name, _), handle in self.backend.processes.handles.items() if name == group]
-        return list(ray.get([handle.__ray_call__.remote(work, *given) for handle in handles], timeout=120))
+        return on_each_rank(self.backend, group, work, *given)
 
     def group(self, model: str, operation: str) -> str:
         """The name of the group that does this work."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ pytest.importorskip("ray.util")
 
 import ray
 import ray.cloudpickle
-from actors import PROGRAMS
+from actors import PROGRAMS, on_each_rank
 from scheduled import compiled
 from tiny import compile_text, data_folder, shipped
 
@@ -97,19 +96,15 @@ def test_their_numbers_and_weights_are_those_of_one(count: int, kept: None, tmp_
     made = compiled(text, changes, lines, folder)
     backend = RayBackend(made.program, made.plan, Settings(folder=folder), seconds=120)
 
-    def each(group: str, work: Callable[..., Any], *given: Any) -> list[Any]:
-        handles = [handle for (name, _), handle in backend.processes.handles.items() if name == group]
-        return list(ray.get([handle.__ray_call__.remote(work, *given) for handle in handles], timeout=120))
-
     try:
-        each(HOST, watch_arrivals)
+        on_each_rank(backend, HOST, watch_arrivals)
         for step, metrics in zip(backend.run_steps(2), expected, strict=True):
             assert {name: step.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-5, abs=1e-7)
-        came = each(HOST, seen)
+        came = on_each_rank(backend, HOST, seen)
         assert len(came) == count and all(came)
         assert not any(writeable or owned for of_process in came for writeable, owned in of_process)
         for model, state in trained.items():
-            [found] = each(made.plan.owner(model).name, weights, model)
+            [found] = on_each_rank(backend, made.plan.owner(model).name, weights, model)
             for name, value in state.items():
                 assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
     finally:

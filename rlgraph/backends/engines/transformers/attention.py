@@ -157,12 +157,12 @@ def _attend(
             parts = (query, key, value)
             return _attend_packed(module, parts, attention_mask, attention_mask.spans, scale, softcap, more), None
         return _attend_rows(module, (query, key, value), attention_mask.window, scale, softcap, more), None
-    one_query = query.shape[2] == 1 and query.device.type == "cpu" and query.dtype != torch.bfloat16
-    if one_query and more.get("position_bias") is None and not torch.is_grad_enabled() and _per_row(attention_mask):
-        return _decode(query, key, value, attention_mask, scale, softcap), None
-    on_device = query.device.type != "cpu" and query.shape[2] == 1 and softcap is None
-    if on_device and attention_mask is not None and more.get("position_bias") is None and _per_row(attention_mask):
-        return decode_with_mask(query, key, value, attention_mask, scale), None
+    if query.shape[2] == 1 and more.get("position_bias") is None and _per_row(attention_mask):
+        on_cpu = query.device.type == "cpu"
+        if on_cpu and query.dtype != torch.bfloat16 and not torch.is_grad_enabled():
+            return _decode(query, key, value, attention_mask, scale, softcap), None
+        if not on_cpu and softcap is None and attention_mask is not None:
+            return decode_with_mask(query, key, value, attention_mask, scale), None
     if softcap is not None:
         if attention_mask is None and query.shape[2] == key.shape[2]:
             return _attend_rows(module, (query, key, value), None, scale, softcap, more), None

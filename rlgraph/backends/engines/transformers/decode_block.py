@@ -11,6 +11,7 @@ from torch import Tensor
 from rlgraph.backends.engines.likeliest import KeptTokens
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sampling import choose_tokens, draw_uniforms, not_finite
+from rlgraph.backends.engines.transformers.head import wide, wide_dtype
 from rlgraph.backends.engines.transformers.mixture import Decodes
 from rlgraph.backends.engines.transformers.pace import Pace
 
@@ -42,9 +43,8 @@ class DecodeBlock:
         (count, width), limit, device = mask.shape, sampling.max_tokens, network.device
         self.logits, self.cache = logits, cache
         self._keys, self._prompt_of_row = keys.to(device), prompt_of_row.to(device)
-        wide = torch.float64 if network.model.dtype == torch.float64 else torch.float32
         self.tokens = torch.full((count, limit), pad_id, device=device)
-        self.logprobs = torch.zeros(count, limit, dtype=wide, device=device)
+        self.logprobs = torch.zeros(count, limit, dtype=wide_dtype(network.model.dtype), device=device)
         self.lengths = torch.zeros(count, dtype=torch.long, device=device)
         self.finished = torch.zeros(count, dtype=torch.bool, device=device)
         self.running = torch.ones(count, dtype=torch.bool, device=device)
@@ -72,7 +72,7 @@ class DecodeBlock:
 
     def choose(self, forbids_end: bool, support: list[KeptTokens] | None = None) -> None:
         """Sample a token for each row from its logits, and note which rows it ends. support: as in `choose_tokens`."""
-        logits = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
+        logits = wide(self.logits)
         uniforms = None if self.sampling.temperature == 0 else draw_uniforms(self._keys, self._place)
         banned = self._stops if forbids_end else None
         token, logprob, finite = choose_tokens(logits, uniforms, self.sampling, banned, support)
