@@ -35,7 +35,7 @@ KIND = FileKind(
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
 """The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
-OPTIONAL = ("hides", "attention", "adapted", "experts")
+OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped")
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_RATE = 100.0, 3600.0, 1e19
 """The largest values that are accepted: a larger one is a typing error."""
