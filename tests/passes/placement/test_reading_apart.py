@@ -178,9 +178,9 @@ def brute(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool =
     )
 
 
-ELSEWHERE, OTHERWISE = (29,), (19, 43)
+ELSEWHERE, OTHERWISE = (29,), (19,)
 """Problems whose best plans read apart: in another pool, and in the same one with another split."""
-SEEDS = (*range(40), 43)
+SEEDS = range(40)
 
 
 @pytest.mark.parametrize("seed", few(SEEDS, 9, 10, 13, 14, 15, 24, 28, 33, 34, *ELSEWHERE, *OTHERWISE))
