@@ -56,7 +56,7 @@ Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for
 
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
-    ("megatron", r"^https", {"logit": 52}),
+    ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
 )
@@ -67,8 +67,14 @@ token's hidden state, arXiv 2205.05198) there were as many bytes of scores, or m
 for each 128 numbers: 64), of which none was skipped, and norms were on all tensor ranks. And ranks waited for all that
 they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fitted to FH09, FH15, FA07 and FA11), and
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
-and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Ours was torch's when
-our rows were measured."""
+and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
+up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
+and to clip it. Ours was torch's when our rows were measured."""
+
+WHOLE_EXPERTS = r"NVIDIA-NeMo/RL|nvidia\.com/nemo/rl"
+"""Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too:
+NeMo-RL's `expert_tensor_parallel_size` is 1. Here they split each, and `ep` is so many times smaller: every rank has as
+many weights of experts, and tokens travel among as many ranks."""
 
 SERVED: Mapping[str, float] = {"begin": 8e-3}
 """What differs where a server is asked over HTTP, which reads, splits into tokens and answers each request: fitted to
@@ -280,7 +286,10 @@ class _Facts:
         if self.dp % self.ep:
             raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
         # In published rows experts are split over the copies; here over the ranks of one.
-        sizes = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": self.dp // self.ep}
+        ep = self.ep
+        if ep % self.tp == 0 and re.search(WHOLE_EXPERTS, self.row.cells["source"]):
+            ep //= self.tp
+        sizes = {"tp": self.tp, "pp": self.pp, "ep": ep, "dp": self.dp // ep}
         if self.row.engine.startswith("fsdp"):
             sizes["fsdp"] = self.row.noted(r"in shards of (\d+)") or self.dp
             sizes["dp"] = self.dp // sizes["fsdp"]
@@ -445,6 +454,7 @@ step{f" async(lag={lag})" if lag else ""}:
     score   = reward(rollout)
     adv     = (score - mean(score, by=prompts)) / (std(score, by=prompts) + 1e-6)
     old     = actor.logprobs(rollout)
+    gap     = mean(abs(old - rollout.logprobs))
     {"ref_logp = ref.logprobs(rollout)" if with_ref else ""}
     minibatch prompts(parts={parts}):
         train actor(lr=1e-6):
@@ -452,7 +462,7 @@ step{f" async(lag={lag})" if lag else ""}:
             ratio = exp(logp - old)
             loss  = mean(-min(ratio * adv, clip(ratio, 0.8, 1.2) * adv))
             minimize loss{" + 0.01 * mean(k3(logp, ref_logp))" if with_ref else ""}
-    report reward = mean(score)
+    report reward = mean(score), gap = gap
 """
     return Experiment(
         text,

@@ -35,8 +35,8 @@ KIND = FileKind(
 SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
 """The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
-BYTES = ("reserved", "logit")
-OPTIONAL = ("hides", "attention", "adapted", "experts")
+BYTES = ("reserved", "logit", "gradient", "stepped")
+OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped")
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19
 """The largest values that are accepted: a larger one is a typing error."""
@@ -129,8 +129,10 @@ def _bounds(name: str) -> tuple[float, float]:
     """Return the least and the greatest value of a number."""
     if name in SHARES:
         return 1e-6, MOST_SHARE
+    if name in BYTES:
+        return 0.0, MOST_BYTES
     if name in OPTIONAL:
         return 0.0, 1.0 if name == "hides" else MOST_SHARE
     if name == "fragmentation":
         return 0.0, 0.9
-    return 0.0, MOST_BYTES if name in BYTES else MOST_SECONDS
+    return 0.0, MOST_SECONDS

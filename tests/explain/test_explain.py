@@ -311,7 +311,7 @@ def test_what_streaming_saves_is_what_the_line_saves() -> None:
     streamed = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART + change.name.strip("`") + "\n")
     after, before = (simulate_steps(make_simulator(each.choice), STEPS).mean_step_seconds for each in (streamed, plain))
     assert (change.seconds, change.beside) == (after, before)
-    assert change.saves == 1 - after / before > 0.1
+    assert change.saves == 1 - after / before > 0.05
     # Other devices may help more, and are not to be had by a line.
     told = replace(
         plain.explain(), changes=(*[replace(change, name=f"{n} more", saves=0.9, said=False) for n in "123"], change)

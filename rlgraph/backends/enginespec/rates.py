@@ -42,6 +42,13 @@ class Rates:
     """Seconds of each token that is read, in each layer, for what is done to it beside matrix products."""
     logit: float = 0.0
     """Bytes read and written for each logit of a head, between its products and a loss or log-probabilities."""
+    gradient: float = 0.0
+    """For `train`: bytes read and written for each weight outside of experts in each micro-batch, beside products: its
+    gradient is added to those of other micro-batches."""
+    stepped: float = 0.0
+    """For `train`: bytes read and written for each weight in each optimizer step beside the gradient, what the
+    optimizer keeps and the weight, each read or written once: casts, the gradient's norm, clipping, and what an
+    optimizer of several kernels reads again."""
     update: float = 0.0
     """For `train`: seconds of each optimizer step beside its bytes."""
     hides: float = 0.0
@@ -60,7 +67,9 @@ class Rates:
 
 PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
     "gpu": {
-        "train": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, update=5e-3, hides=0.25),
+        "train": Rates(
+            0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, gradient=6, stepped=12, update=5e-3, hides=0.25
+        ),
         "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, logit=24, hides=0.25),
         "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
     },
@@ -73,4 +82,5 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
 """Rates of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is
 fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
 parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much.
-Bytes of a logit are counted, in bfloat16: 25 with all tiles kept (docs/why/speed.md), 24 where nothing is trained."""
+Bytes of a logit and of a weight are counted, in bfloat16: 25 with all tiles kept (docs/why/speed.md), 24 where nothing
+is trained; `python benchmarks/step_bytes.py`."""

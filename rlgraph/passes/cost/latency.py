@@ -26,6 +26,7 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
 from rlgraph.passes.cost.optimizer import WIDE
+from rlgraph.passes.cost.weights import rank_trained_parameter_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,13 @@ def latency_model(
     # gradients that are added up.
     read = work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
     read *= passes * config.item_bytes + (2 * WIDE if kind == "train" else 0)
+    if kind == "train":
+        dense = rank_trained_parameter_count(config, deployment)
+        if not shape.adapters:
+            dense -= (
+                work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
+            )
+        read += rates.gradient * dense
     launched = passing + rates.layer * layers + rates.experts * sparse
     block = Cost(
         memory=read / (device.stream_bandwidth * rates.memory), communication=rounds, overhead=launched

@@ -92,7 +92,7 @@ def optimizer_step_cost_model(
     stepped = stage / deployment.ep / deployment.cp if split else weights
     on_host = deployment.optimizer_on_host
     # What the host does not do, the device does.
-    traffic = step.gradient + config.trained_item_bytes if on_host else step.memory_traffic_bytes
+    traffic = step.gradient + config.trained_item_bytes if on_host else step.memory_traffic_bytes + rates.stepped
     whole = weights * (step.gradient + (config.trained_item_bytes if split else traffic))
     shared = stepped * traffic if split else 0.0
     hosted_s = stepped * host_seconds_per_weight(config, deployment, constants) if on_host else 0.0

@@ -9,6 +9,7 @@ import pytest
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
+from rlgraph.catalog.models.families import parameter_count
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
@@ -61,8 +62,12 @@ def test_experts_wait_for_their_tokens_and_read_their_weights() -> None:
     one, eight = (trained(model, "megatron", "h100-80gb", 4096, ep=ranks) for ranks in (1, 8))
     sent = 48 * 4 * 7 / 8 * 4096 * 2048 * 2 * 8 / (450e9 * 0.8)
     assert eight.row.communication - one.row.communication == pytest.approx(sent), "none of it is hidden"
-    read = work.expert_parameter_count(model.shape) * (3 * 2 + 8) / (3.35e12 * 0.92 * 0.9)
-    assert one.block.memory == pytest.approx(read) and eight.block.memory == pytest.approx(read / 8)
-    dense = trained(config("Qwen/Qwen3-8B"), "megatron", "h100-80gb", 4096)
-    assert dense.block.memory == 0
+    rate = 3.35e12 * 0.92 * 0.9
+    read = work.expert_parameter_count(model.shape) * (3 * 2 + 8) / rate
+    others = (parameter_count(model.shape, "causal_lm") - work.expert_parameter_count(model.shape)) * 10 / rate
+    assert one.block.memory == pytest.approx(read + others)
+    assert eight.block.memory == pytest.approx(read / 8 + others)
+    dense = config("Qwen/Qwen3-8B")
+    added = parameter_count(dense.shape, "causal_lm") * 10 / rate
+    assert trained(dense, "megatron", "h100-80gb", 4096).block.memory == pytest.approx(added)
     assert one.block.overhead == pytest.approx(1e-3 + 48 * (1e-4 + 3.6e-3))

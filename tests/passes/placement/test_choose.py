@@ -65,7 +65,8 @@ place actor.generate on whole(engine=vllm, tp=2)
 def chosen(name: str, cluster: str, **how: object) -> Compiled:
     """Searched for once: several tests look at the same plans."""
     sets = {key: value for key, value in SMALL.items() if f"param {key} " in (ALGORITHMS / f"{name}.rlf").read_text()}
-    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, workload=LENGTHS, stream=False, **how)  # type: ignore[arg-type]
+    how = {"workload": LENGTHS, "stream": False} | how
+    return rlgraph.compile(ALGORITHMS / f"{name}.rlf", sets, cluster=cluster, **how)  # type: ignore[arg-type]
 
 
 def codes(cluster: str, **how: object) -> list[str]:
@@ -401,15 +402,16 @@ def test_who_sleeps_comes_once_for_slices_that_only_it_works_on(slices: str, oft
 @pytest.mark.long
 def test_nobody_sleeps_for_a_little() -> None:
     """A plan in which models sleep would be faster by less than a percent; the gap says so."""
-    awake, found = of_usual_rows("ppo", "1x8:l4", offload=False), of_usual_rows("ppo", "1x8:l4")
+    awake, found = (of_usual_rows("grpo", "1x8:a100-40gb", offload=offload) for offload in (False, True))
     best = choose_placement(replace(found.choice.question, offload=True))
     assert best is not None and any(option.offload for option in best.search_result.options)
     assert 0.99 * awake.choice.search_result.value < best.search_result.value < awake.choice.search_result.value
-    assert found.plan == awake.plan and awake.choice.search_result.gap == 0
+    assert found.plan == awake.plan
+    assert awake.choice.search_result.gap < found.choice.search_result.gap
     assert found.choice.search_result.bound <= best.search_result.value
 
 
-@pytest.mark.parametrize(("name", "cluster"), [("async_grpo", "1x8:rtx4090"), ("grpo", "9x8:rtx4090")])
+@pytest.mark.parametrize(("name", "cluster"), [("async_grpo", "1x8:rtx4090"), ("grpo", "17x8:rtx4090")])
 def test_nobody_sleeps_where_that_is_not_searched(name: str, cluster: str) -> None:
     assert not asleep(chosen(name, cluster))
 
@@ -620,16 +622,18 @@ def test_each_process_has_its_runtime_on_a_device() -> None:
 
 def test_devices_that_are_almost_full_are_said_to_be_tight() -> None:
     """The fastest plan is, on devices of a little more memory it is not; and one that is little slower never is."""
-    found = chosen("sft", "1x1:h20-96gb").choice
+    # In long rows half a micro-batch takes little longer.
+    rows = parse_workload("900", "mean=1100, p99=3000")
+    found = chosen("sft", "1x1:h20-96gb", workload=rows).choice
     [peak] = peak_memory_by_pool(found).values()
     reserved = found.problem.constants.reserved
     for share, tight in ((0.998, True), (0.96, True), (0.94, False)):
         needed = (peak.used_bytes / share + reserved) / (1 - found.problem.constants.fragmentation)
         cluster = f"1x1:h20-96gb(memory={needed / 2**20:.6f}MiB)"
-        choice = chosen("sft", cluster, search_gap=0).choice
+        choice = chosen("sft", cluster, search_gap=0, workload=rows).choice
         [now] = peak_memory_by_pool(choice).values()
         assert now.used_bytes == peak.used_bytes and now.is_tight == tight
-        [calm] = peak_memory_by_pool(chosen("sft", cluster).choice).values()
+        [calm] = peak_memory_by_pool(chosen("sft", cluster, workload=rows).choice).values()
         assert not calm.is_tight
         assert any("; tight, " in line for line in chosen_plan_lines(choice, plan_prediction(choice))) == tight
 

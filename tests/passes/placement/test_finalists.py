@@ -50,7 +50,7 @@ def made(lines: str, cluster: str = APART) -> Compiled:
 def test_nothing_that_could_be_chosen_is_faster() -> None:
     """Of all plans, with all blocks. `python benchmarks/brute_force.py --streams` does so for random programs."""
     with coarse():
-        choice = made("stream rollout\n").choice
+        choice = made.__wrapped__("stream rollout\n").choice
         plans = list(every(choice, FEWER))
         _, own, alone = beside_all(choice, plans, STEPS)
     assert len(plans) > 100 and own <= EQUAL
@@ -69,7 +69,7 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
         return len(choice.search_result.blocks), choice.plan.group_of_role("actor", "generate").mesh.axis_size("dp")
 
     assert shape(alone) == (1, 1) and shape(found) == ((1, 2) if "tail" in lines else (2, 1))
-    assert seconds(found) < 0.97 * seconds(refine_block_sizes_and_tail_moves(alone))
+    assert seconds(found) < 0.98 * seconds(refine_block_sizes_and_tail_moves(alone))
     assert found.search_result.seconds > alone.search_result.seconds
     assert found.search_result.bound <= alone.search_result.seconds and found.search_result.gap > 0
     told = plan_prediction(found)

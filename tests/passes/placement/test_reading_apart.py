@@ -178,11 +178,12 @@ def brute(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool =
     )
 
 
-SEEDS = (*range(40), 45, 79, 111, 139, 282, 298, 300, 301)
-"""The last ones read apart, with another split or in another pool."""
+ELSEWHERE, OTHERWISE = (29,), (19,)
+"""Problems whose best plans read apart: in another pool, and in the same one with another split."""
+SEEDS = range(40)
 
 
-@pytest.mark.parametrize("seed", few(SEEDS, 9, 10, 13, 14, 15, 24, 28, 33, 34, 45, 79, 111, 139, 298, 300, 301))
+@pytest.mark.parametrize("seed", few(SEEDS, 9, 10, 13, 14, 15, 24, 28, 33, 34, *ELSEWHERE, *OTHERWISE))
 def test_no_plan_is_better(seed: int) -> None:
     compare(seed)
 
@@ -203,16 +204,13 @@ def compare(seed: int, over: bool = False) -> None:
         assert found.bound <= found.value * (1 + 1e-12)
 
 
-@pytest.mark.long
-def test_some_of_these_plans_read_apart() -> None:
-    apart = parted = False
-    for seed in reversed(SEEDS):
-        if found := searched(*several(seed, older=max(0, seed % 4 - 2))):
-            apart |= found.problem_index > 0
-            parted |= any(isinstance(option, SeparateReadingOption) for option in found.options)
-        if apart and parted:
-            return
-    raise AssertionError((apart, parted))
+@pytest.mark.parametrize("seed", [*ELSEWHERE, *OTHERWISE])
+def test_some_of_these_plans_read_apart(seed: int) -> None:
+    """What is compared with brute force above has such plans among its best ones."""
+    found = searched(*several(seed, older=max(0, seed % 4 - 2)))
+    assert found
+    assert (found.problem_index > 0) == (seed in ELSEWHERE)
+    assert any(isinstance(option, SeparateReadingOption) for option in found.options) == (seed in OTHERWISE)
 
 
 def searched(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool = False) -> SearchResult | None:

@@ -99,11 +99,22 @@ SPEC = EngineSpec(
     # Shares of the rates of the largest products and long copies, and of its exchange what travels beside them: for
     # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7
     # to 175 billion parameters on H100 and A100. Work that only reads is assumed to reach as much. Bytes of a logit
-    # are counted (docs/why/gpu.md); of reading, one of three passes is assumed.
+    # are counted (docs/why/gpu.md); of reading, one of three passes is assumed. Bytes of a weight are counted, too
+    # (`python benchmarks/step_bytes.py`), with torch's AdamW of several kernels, as it is without Transformer Engine.
     rates={
         "gpu": {
             "train": Rates(
-                0.9, 0.9, call=0.01, block=1e-3, layer=1e-4, experts=3.6e-3, logit=175, update=5e-3, hides=0.6
+                0.9,
+                0.9,
+                call=0.01,
+                block=1e-3,
+                layer=1e-4,
+                experts=3.6e-3,
+                logit=175,
+                gradient=10,
+                stepped=60,
+                update=5e-3,
+                hides=0.6,
             ),
             "forward": Rates(0.9, 0.9, call=0.01, block=1e-3, layer=5e-5, experts=1.2e-3, logit=58, hides=0.6),
         },
