@@ -178,12 +178,12 @@ def brute(ways: Decompositions, fixed: tuple[tuple[str, int], ...], over: bool =
     )
 
 
-ELSEWHERE, OTHERWISE = (29,), (19,)
+ELSEWHERE, OTHERWISE = (0,), (3,)
 """Problems whose best plans read apart: in another pool, and in the same one with another split."""
 SEEDS = range(40)
 
 
-@pytest.mark.parametrize("seed", few(SEEDS, 9, 10, 13, 14, 15, 24, 28, 33, 34, *ELSEWHERE, *OTHERWISE))
+@pytest.mark.parametrize("seed", few(SEEDS, *ELSEWHERE, *OTHERWISE, 9, 10, 13, 14, 15, 24, 28, 33, 34))
 def test_no_plan_is_better(seed: int) -> None:
     compare(seed)
 
@@ -302,7 +302,7 @@ def test_a_schedule_may_read_apart(schedule: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "size", "schedule"),
-    few([(*TWO, CROWDED), ("4x8:a100-80gb(memory=40GiB)", "32B", None)], "4x8:a100-80gb(memory=40GiB)"),
+    few([(*TWO, CROWDED), ("2x8:a100-80gb(memory=36GiB)", "14B", None)], "2x8:a100-80gb(memory=36GiB)"),
 )
 def test_a_plan_reads_apart_where_that_is_faster(cluster: str, size: str, schedule: str | None) -> None:
     """In another pool, and in the same one with another split."""

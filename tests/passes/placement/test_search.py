@@ -55,13 +55,16 @@ from rlgraph.passes.placement.search.search import Search
 from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
 
+GPU = default_constants("gpu")
 CONSTANTS = replace(
-    default_constants("gpu"),
+    GPU,
+    rates={work: replace(rates, gradient=0.0, stepped=0.0) for work, rates in GPU.rates.items()},
     reserved=0,
     process={"megatron": 10 << 20, "vllm": 20 << 20, "transformers": 5 << 20},
     communicator=5 << 20,
 )
-"""With processes as small as the models."""
+"""With processes as small as the models. Training is without its bytes of weights: else stages have no parts, and nothing
+is read apart, in nearly all problems as small as these."""
 MOST = 6000
 """Choices of options that brute force looks at for one problem."""
 
