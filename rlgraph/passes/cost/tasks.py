@@ -30,10 +30,10 @@ from rlgraph.ops.nodes import (
 from rlgraph.ops.program_work import BESIDE, other_players_models
 from rlgraph.passes.cost.batch import ROW_BYTES, Batch
 from rlgraph.passes.cost.episodes import Episodes
-from rlgraph.passes.cost.kept_tokens import SHARE_BYTES, KeptBytes, kept_bytes, read_bytes_by_table
+from rlgraph.passes.cost.kept_tokens import KeptBytes, kept_bytes, read_bytes_by_table
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
-from rlgraph.passes.cost.row_bytes import TOKEN_BYTES, MadeRows, value_bytes
+from rlgraph.passes.cost.row_bytes import MadeRows, RowBytes
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
 from rlgraph.passes.cost.workload import Workload
 
@@ -57,7 +57,7 @@ def made_rows(
     """Return the tasks of a phase, and all rows that are made in it. route_bytes: of each model whose routers are
     replayed the bytes of the experts of a token."""
     listed = _TaskList(program, workload, {}, ())
-    listed.route_bytes = route_bytes
+    listed.held = RowBytes(KeptBytes(0.0), route_bytes)
     return listed.phase_tasks(phase), tuple(listed.made)
 
 
@@ -117,10 +117,7 @@ class _TaskList:
     ) -> None:
         self.program, self.workload, self.elsewhere, self.streamed = program, workload, elsewhere, streamed
         self.types: Mapping[str, Type] = {}
-        self.kept = KeptBytes(0.0)
-        self.route_bytes: Mapping[str, float] = {}
-        self.routed: dict[str, float] = {}
-        """For each axis of tokens the bytes of the experts of a token, where these are replayed."""
+        self.held = RowBytes(KeptBytes(0.0), {})
         self.made: list[MadeRows] = []
         self.listed: list[Task] = []
         self.loops = 0
@@ -142,7 +139,8 @@ class _TaskList:
 
     def phase_tasks(self, phase: Phase) -> tuple[Task, ...]:
         """Return the tasks of a phase."""
-        self.types, self.kept = phase.graph.value_types(), kept_bytes(phase, self.workload.kept_tokens)
+        self.types = phase.graph.value_types()
+        self.held = replace(self.held, kept=kept_bytes(phase, self.workload.kept_tokens))
         self.add_graph_tasks(phase.graph, _Scope())
         return tuple(self.listed)
 
@@ -327,9 +325,10 @@ class _TaskList:
         if NODES[node.op].loop or selected_inputs(node):
             return
         maker, times = self.maker_of_node(node), max(1.0, scope.times)
+        self.held.note_routes(node, maker)
         for value in node.outputs:
             if not isinstance(value.type, StateHandle):
-                held, kept = self.held_bytes(value.name, value.type, scope, node)
+                held, kept = self.held_bytes(value.name, value.type, scope)
                 self.made.append(MadeRows(value.name, maker, times * held, times * kept))
             elif node.op == "push":
                 inputs = [(name, kind) for name in node.inputs if not isinstance(kind := self.types[name], StateHandle)]
@@ -337,39 +336,27 @@ class _TaskList:
                 axis = axis_of(inputs[0][1])
                 assert axis
                 times = float(record.option("capacity")) / max(1.0, self.row_count(axis.key, scope))
-                held, kept = map(sum, zip(*(self.held_bytes(*named, scope, node) for named in inputs), strict=True))
+                held, kept = map(sum, zip(*(self.held_bytes(*named, scope) for named in inputs), strict=True))
                 self.made.append(MadeRows(value.name, maker, times * held, times * kept, stays=True))
 
-    def held_bytes(self, name: str, kind: Tensor | Table, scope: _Scope, node: Node) -> tuple[float, float]:
+    def held_bytes(self, name: str, kind: Tensor | Table, scope: _Scope) -> tuple[float, float]:
         """Return the bytes that a value has in memory, and those of them that are kept tokens."""
-        token = kind.token.key if isinstance(kind, Table) and kind.token else ""
-        if node.attr("routing") == "replay":
-            model, _ = self.maker_of_node(node) or ("", "")
-            self.routed[token] = self.route_bytes.get(model, 0.0)
-        elif node.op in ("sample", "recall"):
-            # Nobody knows who sampled the rows of a buffer: they have as much as any.
-            self.routed[token] = max(self.routed.values(), default=0.0)
-        token_bytes = TOKEN_BYTES + self.routed.get(token, 0.0)
-        held = value_bytes(kind, lambda axis: self.entries(axis, scope), self.value_tokens(kind, scope), token_bytes)
-        places = self.entries(kind.token or kind.axis, scope) if isinstance(kind, Table) else 0.0
-        if of_value := self.kept.of_values.get(name, 0.0):
-            places = self.value_tokens(kind, scope)
-        # The share of what is kept is a column or a value of its own.
-        kept = places * max(0.0, (of_value or self.kept.of_table(name, kind)) - SHARE_BYTES)
-        return held + kept, kept
+        return self.held.held_bytes(name, kind, lambda axis: self.entries(axis, scope), self.value_tokens(kind, scope))
 
     def values_to_fetch(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
         for name in inputs_read(node):
             root, maker = self.origins.get(name, (name, here))
-            if name in self.kept.of_values:
+            if name in self.held.kept.of_values:
                 # Who fetches other columns does not get them.
                 root = name
-            tokens = self.value_tokens(self.types[name], scope) * self.kept.of_values.get(name, ROW_BYTES) / ROW_BYTES
+            tokens = (
+                self.value_tokens(self.types[name], scope) * self.held.kept.of_values.get(name, ROW_BYTES) / ROW_BYTES
+            )
             if tokens and maker != here and root not in roots:
                 roots.add(root)
-                yield ReadValue(root, maker, tokens * times, times, name in self.kept.of_values)
+                yield ReadValue(root, maker, tokens * times, times, name in self.held.kept.of_values)
 
     def value_tokens(self, kind: Type, scope: _Scope) -> float:
         """Return the tokens of a value; a value with one number for each row counts as one token for each."""
@@ -411,7 +398,7 @@ class _TaskList:
         nodes = [
             reading for reading in (node, *(node.region.nodes if node.regions else ())) if NODES[reading.op].scores
         ]
-        beside = read_bytes_by_table(node, self.kept.of_values)
+        beside = read_bytes_by_table(node, self.held.kept.of_values)
         for table in dict.fromkeys(reading.inputs[1] for reading in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)
@@ -528,8 +515,7 @@ class _TaskList:
         for before, after in zip(axes_of(old), axes_of(new), strict=False):
             if before.key in self.lengths:
                 self.lengths[after.key] = self.lengths[before.key]
-            if before.key in self.routed:
-                self.routed[after.key] = self.routed[before.key]
+            self.held.copy_routes(before.key, after.key)
             for down, up in zip(before.path_to_root(), after.path_to_root(), strict=False):
                 if down.key in self.rows and up.key not in self.rows:
                     self.rows[up.key] = self.rows[down.key] * share
