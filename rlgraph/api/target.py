@@ -23,6 +23,7 @@ def workload(
     turns: str | None = None,
     environment_seconds: str | None = None,
     observation_tokens: str | None = None,
+    kept_tokens: float | None = None,
 ) -> Workload:
     """Return how long rows are, and how many of them filters keep, for plans and simulations. Raise RlgraphError.
 
@@ -36,6 +37,8 @@ def workload(
     - `turns`: how often a model acts in an episode, such as "mean=4,p99=10", up to the `max_turns` of the program.
     - `environment_seconds`: what an environment takes to answer an action, such as "mean=2,p99=30".
     - `observation_tokens`: tokens of such an answer.
+    - `kept_tokens`: tokens that `likeliest` and `support=keep` keep in the mean place where no `top_k` bounds them; 64
+      if not given.
     """
     described = target.parse_workload(
         prompt_tokens,
@@ -44,6 +47,7 @@ def workload(
         turns=turns,
         environment_seconds=environment_seconds,
         observation_tokens=observation_tokens,
+        kept_tokens=kept_tokens,
     )
     described = replace(described, alike=alike)
     described = described if foresight is None else replace(described, foresight=foresight)

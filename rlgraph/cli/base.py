@@ -114,6 +114,12 @@ _TARGET = (
         help="Of the rows that a `keep` looks at.  [default: 1]",
     ),
     click.option(
+        "--kept-tokens",
+        type=click.FloatRange(1),
+        metavar="N",
+        help="In a place, of `likeliest` and `support=keep` without `top_k`.  [default: 64]",
+    ),
+    click.option(
         "--calibration", type=click.Path(path_type=Path), metavar="FILE", help="What `rlgraph profile` measured."
     ),
     click.option(
@@ -133,7 +139,8 @@ _TARGET = (
 
 def add_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say what a plan is made for: `cluster`, `prompt_tokens`, `response_tokens`, `lengths`,
-    `turns`, `environment_seconds`, `observation_tokens`, `kept`, `calibration`, `search_seconds`, `search_gap`."""
+    `turns`, `environment_seconds`, `observation_tokens`, `kept`, `kept_tokens`, `calibration`, `search_seconds`,
+    `search_gap`."""
     return reduce(lambda wrapped, option: option(wrapped), reversed(_TARGET), command)
 
 

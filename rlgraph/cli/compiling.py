@@ -100,6 +100,7 @@ def compile_(
     environment_seconds: str | None,
     observation_tokens: str | None,
     kept: float,
+    kept_tokens: float | None,
     calibration: Path | None,
     search_seconds: float | None,
     search_gap: float | None,
@@ -150,8 +151,8 @@ def compile_(
     with reporting_errors(form):
         schedule = schedules[0] if schedules else None
         rows = None
-        episodes = turns, environment_seconds, observation_tokens
-        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0) or any(episodes):
+        told = turns, environment_seconds, observation_tokens, kept_tokens
+        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0) or any(told):
             # Imported late: it loads the cost model, which compiling without a search does not need.
             from rlgraph.api.target import workload
 
@@ -163,6 +164,7 @@ def compile_(
                 turns=turns,
                 environment_seconds=environment_seconds,
                 observation_tokens=observation_tokens,
+                kept_tokens=kept_tokens,
             )
         if is_plan_file and (settings or data or rewards or cluster):
             raise click.UsageError("a plan file is compiled already: `--set` and `--cluster` go with its program")

@@ -15,6 +15,7 @@ from rlgraph.explain.tables import align_columns, pool_size_text
 from rlgraph.ir.plan import Pool
 from rlgraph.passes.compilation.choose_plan import busy_seconds_by_work, host_work, peak_memory_by_pool
 from rlgraph.passes.compilation.host_offload import fullest_host, plan_offload_by_host
+from rlgraph.passes.compilation.host_rows import fullest_host_rows, host_rows_line
 from rlgraph.passes.placement.choose import PlacementChoice
 
 
@@ -29,6 +30,8 @@ def chosen_plan_lines(choice: PlacementChoice, predicted: Mapping[str, Any]) -> 
     yield from adapter_and_gather_lines(choice)
     if text := host_work(choice).slow_host_note(predicted["seconds"]):
         yield text
+    if host := fullest_host_rows(choice):
+        yield host_rows_line(host)
     full, asleep = peak_memory_by_pool(choice), plan_offload_by_host(choice)
     for group in choice.plan.groups:
         if group.code:

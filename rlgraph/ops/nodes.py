@@ -158,6 +158,12 @@ def inputs_chosen_from(node: Node) -> tuple[str, ...]:
     return node.inputs[:at] + node.inputs[at + 1 :]
 
 
+def selected_inputs(node: Node) -> tuple[str, ...]:
+    """Return the inputs of which the outputs of a node are parts, one for each; none where it makes its outputs."""
+    op = NODES[node.op]
+    return inputs_chosen_from(node) if op.chooses is not None else node.inputs[: op.selects]
+
+
 def row_history(table: str, makers: Mapping[str, tuple[Node, int]]) -> Iterator[tuple[Node, int]]:
     """Return the nodes through which rows came into a table, the last one first, each with the index of the output.
 

@@ -178,7 +178,9 @@ class FakeValues:
         assert axis is not None
         count = min(node.attr("rows"), held.row_count)
         taken = random.Random(self.random_key(node, frame.step)).sample(range(held.row_count), count)
-        return NodeOutput({node.name: replace(held.pick(np.sort(taken)), name=node.name)}, [Rows(axis, count)])
+        # Of an empty buffer none.
+        places = np.sort(np.array(taken, dtype=np.int64))
+        return NodeOutput({node.name: replace(held.pick(places), name=node.name)}, [Rows(axis, count)])
 
     def recall_rows(self, node: Node, frame: Frame, group: Group) -> NodeOutput:
         """Return fake rows of a buffer for each row of a key: as many as there may be, or as the buffer has."""

@@ -66,7 +66,11 @@ class SimTransport:
     ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self.versions = WeightVersions(program)
-        self.kept_bytes = {name: size for phase in program.phases for name, size in kept_bytes(phase).items()}
+        self.kept_bytes = {
+            name: size
+            for phase in program.phases
+            for name, size in kept_bytes(phase, workload.kept_tokens).of_values.items()
+        }
         """The bytes in a place of each value that is kept tokens."""
         self.standins = FakeValues(program, workload, self.versions, seed)
         self.counts = StepCounters(self.versions)

@@ -9,12 +9,15 @@ from rlgraph.ir.graph import Program
 from rlgraph.ops.nodes import attribute_value
 from rlgraph.passes.cost.kept_tokens import ASSUMED_TOKENS, TOKEN_BYTES, keeps_tokens
 from rlgraph.passes.cost.tasks import main_phase
+from rlgraph.passes.cost.workload import Workload
 
 ASSUMED_KEPT = "W0519"
 
 
-def assumed_kept_token_warnings(program: Program) -> Iterator[Diagnostic]:
-    """Yield a warning for each node that keeps tokens of which nothing bounds how many."""
+def assumed_kept_token_warnings(program: Program, workload: Workload) -> Iterator[Diagnostic]:
+    """Yield a warning for each node that keeps tokens of which nothing bounds how many, where nobody told."""
+    if workload.kept_tokens is not None:
+        return
     for node in main_phase(program).graph.walk():
         if keeps_tokens(node) and not attribute_value(node, "top_k"):
             cut = " and ".join(f"`{name}`" for name in ("top_p", "min_p") if attribute_value(node, name) not in (0, 1))
@@ -23,5 +26,5 @@ def assumed_kept_token_warnings(program: Program) -> Iterator[Diagnostic]:
                 f"how many tokens {cut} keeps in a place of `{node.name.removesuffix('.sum')}` is not known before a "
                 f"run: {ASSUMED_TOKENS} are assumed, of {TOKEN_BYTES} bytes each",
                 node.span,
-                f"bound them, as in `top_k={ASSUMED_TOKENS}`",
+                f"bound them, as in `top_k={ASSUMED_TOKENS}`, or say how many, as in `--kept-tokens 600`",
             )

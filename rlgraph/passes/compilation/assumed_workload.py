@@ -13,5 +13,5 @@ def assumed_workload(compiled: Compilation) -> Workload:
         return compiled.target.workload
     assumptions = compiled.assumptions
     prompt, response = (assumptions.get(name) for name in ("prompt_tokens", "response_tokens"))
-    told = {name: assumptions.get(name) for name in Workload().of_episodes}
+    told = {name: assumptions.get(name) for name in (*Workload().of_episodes, "kept_tokens")}
     return parse_workload(prompt, response, float(assumptions.get("kept", 1.0)), files=False, **told)

@@ -21,6 +21,7 @@ from rlgraph.passes.compilation.assumed_shapes import assumed_shape_warnings, as
 from rlgraph.passes.compilation.assumed_tails import assumed_tail_warnings
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
+from rlgraph.passes.compilation.host_rows import crowded_host_warnings, fullest_host_rows
 from rlgraph.passes.compilation.overlapping_work import has_overlapping_work
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
@@ -216,14 +217,16 @@ def _without_tight_fusions(choice: PlacementChoice, ends: float) -> PlacementCho
 
 def plan_warnings(choice: PlacementChoice, schedule: Schedule) -> tuple[Diagnostic, ...]:
     """Return warnings about parts of a schedule that the chosen plan does not use or that round away what is learned,
-    and about what is assumed: shapes, tails of lengths, kept tokens, environments."""
+    about hosts without room for rows, and about what is assumed: shapes, tails of lengths, kept tokens,
+    environments."""
     program, assumed = choice.question.program, choice.question.assumed_shapes
     kinds = dict.fromkeys(island.device.kind for island in choice.question.cluster.islands)
     return (
         *assumed_shape_warnings(program, assumed),
         *assumed_tail_warnings(choice.question.workload),
-        *assumed_kept_token_warnings(program),
+        *assumed_kept_token_warnings(program, choice.question.workload),
         *assumed_episode_warnings(program, choice.question.workload, choice.question.constants),
+        *crowded_host_warnings(choice),
         *unused_schedule_warnings(program, choice.plan, schedule),
         *adapter_warnings(program, schedule, choice.question.shapes, kinds),
     )
@@ -360,7 +363,7 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
 
         seconds = simulate_step_seconds(choice)
     full, before = peak_memory_by_pool(choice), choice.search_result.before_fusing
-    asleep = _asleep(choice, full)
+    asleep, hosted = _asleep(choice, full), fullest_host_rows(choice)
     return {
         "seconds": choice.search_result.seconds if seconds is None else seconds,
         "in_turn_seconds": None if seconds is None or choice.problem.staleness_steps else choice.search_result.seconds,
@@ -389,6 +392,7 @@ def plan_prediction(choice: PlacementChoice) -> Mapping[str, Any]:
             | dict(asleep.get(pool, {}))
             for pool, peak in full.items()
         },
+        "rows": hosted and {"node": round(hosted.rows.bytes), "kept": round(hosted.rows.kept)},
     }
 
 

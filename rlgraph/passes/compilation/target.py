@@ -51,6 +51,7 @@ class Target:
             "response_tokens": None if response is None else response.to_text(),
             **{name: told.to_text() for name, told in self.workload.of_episodes.items() if told is not None},
             "kept": self.workload.kept,
+            **({} if self.workload.kept_tokens is None else {"kept_tokens": self.workload.kept_tokens}),
             "constants": self.constants.source,
             "minimize": self.goal,
             "offload": self.offload,
@@ -96,10 +97,11 @@ def parse_workload(
     turns: str | None = None,
     environment_seconds: str | None = None,
     observation_tokens: str | None = None,
+    kept_tokens: float | None = None,
 ) -> Workload:
     """Return the workload of texts that `rlgraph.passes.cost.lengths` reads; None is the default. Raises ProgramError
     for a text that it cannot read. files: whether a text may name a file."""
-    lengths = Workload(kept=kept)
+    lengths = Workload(kept=kept, kept_tokens=kept_tokens)
     if prompt_tokens is not None:
         lengths = replace(lengths, prompt=parse_lengths(prompt_tokens, files))
     if response_tokens is not None:

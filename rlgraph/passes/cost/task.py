@@ -24,6 +24,8 @@ class ReadValue:
     """Tokens in a step."""
     orders: float
     """The requests of a step that fetch it."""
+    is_kept: bool = False
+    """Whether it is kept tokens."""
 
 
 @dataclass(frozen=True, slots=True)

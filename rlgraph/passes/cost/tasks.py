@@ -14,15 +14,15 @@ from functools import cached_property
 from types import MappingProxyType
 
 from rlgraph.ir.graph import Graph, Node, Phase, Program
-from rlgraph.ir.types import Axis, StateHandle, Table, Type, axes_of, axis_of
+from rlgraph.ir.types import Axis, StateHandle, Table, Tensor, Type, axes_of, axis_of
 from rlgraph.ops.nodes import (
     NODES,
     attribute_value,
     concurrent_batches,
-    inputs_chosen_from,
     inputs_read,
     pairs_beside,
     rows_per_input,
+    selected_inputs,
     sliced_axes,
     user_code_of,
     works_on_shares,
@@ -30,9 +30,10 @@ from rlgraph.ops.nodes import (
 from rlgraph.ops.program_work import BESIDE, other_players_models
 from rlgraph.passes.cost.batch import ROW_BYTES, Batch
 from rlgraph.passes.cost.episodes import Episodes
-from rlgraph.passes.cost.kept_tokens import kept_bytes, read_bytes_by_table
+from rlgraph.passes.cost.kept_tokens import KeptBytes, kept_bytes, read_bytes_by_table
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
+from rlgraph.passes.cost.row_bytes import MadeRows, RowBytes
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
 from rlgraph.passes.cost.workload import Workload
 
@@ -48,6 +49,16 @@ def phase_tasks(
     have a pool of CPUs, how many these are. streamed: tables whose rows are used as they arrive: work by rows or by
     groups begins with the first rows, and work that needs all rows waits for all that was done with them."""
     return _TaskList(program, workload, elsewhere, streamed).phase_tasks(phase)
+
+
+def made_rows(
+    program: Program, phase: Phase, workload: Workload, route_bytes: Mapping[str, float] = MappingProxyType({})
+) -> tuple[tuple[Task, ...], tuple[MadeRows, ...]]:
+    """Return the tasks of a phase, and all rows that are made in it. route_bytes: of each model whose routers are
+    replayed the bytes of the experts of a token."""
+    listed = _TaskList(program, workload, {}, ())
+    listed.held = RowBytes(KeptBytes(0.0), route_bytes)
+    return listed.phase_tasks(phase), tuple(listed.made)
 
 
 def main_phase(program: Program) -> Phase:
@@ -106,8 +117,8 @@ class _TaskList:
     ) -> None:
         self.program, self.workload, self.elsewhere, self.streamed = program, workload, elsewhere, streamed
         self.types: Mapping[str, Type] = {}
-        self.kept_bytes: Mapping[str, float] = {}
-        """The bytes in a place of each value that is kept tokens."""
+        self.held = RowBytes(KeptBytes(0.0), {})
+        self.made: list[MadeRows] = []
         self.listed: list[Task] = []
         self.loops = 0
         """How many loops have been seen."""
@@ -128,7 +139,8 @@ class _TaskList:
 
     def phase_tasks(self, phase: Phase) -> tuple[Task, ...]:
         """Return the tasks of a phase."""
-        self.types, self.kept_bytes = phase.graph.value_types(), kept_bytes(phase)
+        self.types = phase.graph.value_types()
+        self.held = replace(self.held, kept=kept_bytes(phase, self.workload.kept_tokens))
         self.add_graph_tasks(phase.graph, _Scope())
         return tuple(self.listed)
 
@@ -167,6 +179,7 @@ class _TaskList:
             if streams and not isinstance(value.type, StateHandle):
                 self.first_rows[value.name] = after
         self.record_output_location(node)
+        self.add_made_rows(node, scope)
         for name in node.inputs:
             kind = self.types[name]
             if isinstance(kind, StateHandle) and kind not in replaced:
@@ -301,23 +314,49 @@ class _TaskList:
         where they are."""
         if NODES[node.op].loop:
             return
-        selected = (
-            inputs_chosen_from(node) if NODES[node.op].chooses is not None else node.inputs[: NODES[node.op].selects]
-        )
+        selected = selected_inputs(node)
         for at, value in enumerate(node.outputs):
             if not isinstance(value.type, StateHandle):
                 source = selected[at] if selected else value.name
                 self.origins[value.name] = self.origins.get(source, (value.name, self.maker_of_node(node)))
+
+    def add_made_rows(self, node: Node, scope: _Scope) -> None:
+        """Add the rows that a node makes or puts into a buffer."""
+        if NODES[node.op].loop or selected_inputs(node):
+            return
+        maker, times = self.maker_of_node(node), max(1.0, scope.times)
+        self.held.note_routes(node, maker)
+        for value in node.outputs:
+            if not isinstance(value.type, StateHandle):
+                held, kept = self.held_bytes(value.name, value.type, scope)
+                self.made.append(MadeRows(value.name, maker, times * held, times * kept))
+            elif node.op == "push":
+                inputs = [(name, kind) for name in node.inputs if not isinstance(kind := self.types[name], StateHandle)]
+                record = next(outside.record for outside in self.program.outside if outside.name == value.type.name)
+                axis = axis_of(inputs[0][1])
+                assert axis
+                times = float(record.option("capacity")) / max(1.0, self.row_count(axis.key, scope))
+                held, kept = map(sum, zip(*(self.held_bytes(*named, scope) for named in inputs), strict=True))
+                self.made.append(MadeRows(value.name, maker, times * held, times * kept, stays=True))
+
+    def held_bytes(self, name: str, kind: Tensor | Table, scope: _Scope) -> tuple[float, float]:
+        """Return the bytes that a value has in memory, and those of them that are kept tokens."""
+        return self.held.held_bytes(name, kind, lambda axis: self.entries(axis, scope), self.value_tokens(kind, scope))
 
     def values_to_fetch(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""
         times, roots = scope.times / scope.epochs, set[str]()
         for name in inputs_read(node):
             root, maker = self.origins.get(name, (name, here))
-            tokens = self.value_tokens(self.types[name], scope) * self.kept_bytes.get(name, ROW_BYTES) / ROW_BYTES
+            if name in self.held.kept.of_values:
+                # Who fetches other columns does not get them.
+                root = name
+            tokens = (
+                self.value_tokens(self.types[name], scope) * self.held.kept.of_values.get(name, ROW_BYTES) / ROW_BYTES
+            )
             if tokens and maker != here and root not in roots:
                 roots.add(root)
-                yield ReadValue(root, maker, tokens * times, times)
+                yield ReadValue(root, maker, tokens * times, times, name in self.held.kept.of_values)
 
     def value_tokens(self, kind: Type, scope: _Scope) -> float:
         """Return the tokens of a value; a value with one number for each row counts as one token for each."""
@@ -328,6 +367,11 @@ class _TaskList:
         if isinstance(kind, Table):
             lengths = self.lengths.get(kind.token.key) if kind.token else None
             return rows * sum(of_text.mean for of_text in lengths or (self.workload.prompt,))
+        return self.entries(axis, scope)
+
+    def entries(self, axis: Axis, scope: _Scope) -> float:
+        """Return how many entries an axis has: tokens that carry loss, or rows."""
+        rows = self.row_count(axis.row_axis.key, scope)
         return rows * self.lengths[axis.key][1].mean if axis.key in self.lengths else rows
 
     # Rows
@@ -354,7 +398,7 @@ class _TaskList:
         nodes = [
             reading for reading in (node, *(node.region.nodes if node.regions else ())) if NODES[reading.op].scores
         ]
-        beside = read_bytes_by_table(node, self.kept_bytes)
+        beside = read_bytes_by_table(node, self.held.kept.of_values)
         for table in dict.fromkeys(reading.inputs[1] for reading in nodes):
             kind = self.types[table]
             assert isinstance(kind, Table)
@@ -471,6 +515,7 @@ class _TaskList:
         for before, after in zip(axes_of(old), axes_of(new), strict=False):
             if before.key in self.lengths:
                 self.lengths[after.key] = self.lengths[before.key]
+            self.held.copy_routes(before.key, after.key)
             for down, up in zip(before.path_to_root(), after.path_to_root(), strict=False):
                 if down.key in self.rows and up.key not in self.rows:
                     self.rows[up.key] = self.rows[down.key] * share

@@ -26,6 +26,8 @@ class Workload:
     """Seconds that an environment takes for an answer; None: `HostCosts.function_row`."""
     observation: Lengths | None = None
     """Tokens of an environment's answer; None: few, and none are counted."""
+    kept_tokens: float | None = None
+    """Tokens that a place keeps on average where nothing bounds them; None: `ASSUMED_TOKENS`."""
     foresight: float = 0.97
     """How much the expected length of a prompt's answers, by which rows may be ordered, correlates with the real
     length, as normal scores. At this value, of the longest fifth, tenth and twentieth of the rows 0.86, 0.83 and 0.80

@@ -175,6 +175,7 @@ SECTIONS = {
             "response_tokens": NullableField(TextField()),
             **dict.fromkeys(("turns", "environment_seconds", "observation_tokens"), TextField()),
             "kept": NumberField(sys.float_info.min, 1.0),
+            "kept_tokens": NumberField(),
             "constants": TextField(),
         }
     ),
@@ -205,6 +206,7 @@ SECTIONS = {
                     },
                 )
             ),
+            "rows": RecordField(dict, {"node": NumberField(), "kept": NumberField()}),
         }
     ),
 }

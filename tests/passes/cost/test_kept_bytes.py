@@ -16,6 +16,7 @@ from rlgraph.passes.cost.batch import ROW_BYTES
 from rlgraph.passes.cost.kept_tokens import ASSUMED_TOKENS
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.cost.tasks import main_phase, phase_tasks
+from rlgraph.passes.cost.workload import Workload
 
 LEARNED = """
 algorithm learned
@@ -54,7 +55,7 @@ def test_kept_tokens_travel(top: str, tokens: int) -> None:
     assert batch.kept_bytes == 12 + 8 * tokens
     assert batch.sent_bytes == pytest.approx(batch.rows * (700 * ROW_BYTES + 600 * (12 + 8 * tokens)))
     assert all(not batch.kept_bytes for name, task in found.items() if task is not train for batch in task.batches)
-    told = [each.code for each in assumed_kept_token_warnings(program)]
+    told = [each.code for each in assumed_kept_token_warnings(program, Workload())]
     assert told == ["W0519"] * ("top_k" not in top)
     fetched = {read.maker: read.tokens for read in train.reads}
     assert fetched["teacher", "likeliest"] * ROW_BYTES == pytest.approx(batch.rows * 2 * 600 * (12 + 8 * tokens))
@@ -64,9 +65,9 @@ def test_what_the_sampler_kept_travels_beside_it() -> None:
     program, found = tasks("top_k=4", "top_k=20, support=keep", WITHIN)
     [batch] = found["train actor"].batches
     assert batch.kept_bytes == 12 + 8 * 4 + 12 + 8 * 20
-    assert not [*assumed_kept_token_warnings(program)]
+    assert not [*assumed_kept_token_warnings(program, Workload())]
     program, _ = tasks("top_k=4", "support=keep", WITHIN)
-    [told] = assumed_kept_token_warnings(program)
+    [told] = assumed_kept_token_warnings(program, Workload())
     assert "`top_p` keeps in a place of `rollout`" in told.message
 
 
