@@ -52,7 +52,7 @@ def test_rows_are_what_they_are_alone(
     made = generate(network, prompts, SAMPLING, pace)
     common = 5 if name in ("alike", "one begins others") else 6
     assert read[:2] == [(1, common), (len(prompts), int(prompts.lengths.max()) - common)]
-    monkeypatch.setattr(Network, "can_read_on", False)
+    monkeypatch.setattr(network, "can_read_on", False)
     check_same(made, generate(network, prompts, SAMPLING, EACH_TOKEN), 1e-10)
 
 
@@ -81,12 +81,13 @@ def test_windows_and_states_are_read_as_a_whole() -> None:
 
 def test_a_mixture_reads_it_once_with_each_model(read: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = Sequences.from_lists(PROMPTS["ragged"])
-    mixed = MixtureNetwork([engine(seed=0)._network, engine(seed=1)._network], [0.7, 0.3])
+    parts = [engine(seed=seed)._network for seed in (0, 1)]
+    mixed = MixtureNetwork(parts, [0.7, 0.3])
     assert mixed.can_pad_left and mixed.can_read_on
     read.clear()
     made = generate(mixed, prompts, SAMPLING, EACH_TOKEN)
     assert read[:4] == [(1, 6), (1, 6), (4, 7), (4, 7)]
-    monkeypatch.setattr(Network, "can_read_on", False)
+    monkeypatch.setattr(parts[0], "can_read_on", False)
     check_same(made, generate(mixed, prompts, SAMPLING, EACH_TOKEN), 1e-10)
 
 
