@@ -145,7 +145,7 @@ def on_meta(sampling: Sampling, prompts: Sequences) -> DecodeBlock:
     network = engine(dtype="float32")._network
     network.model.to("meta")
     network.device = torch.device("meta")
-    ids, mask = decode._left_padded(prompts, 0)
+    ids, mask = decode._padded(prompts, 0, 0)
     cache, positions = network.make_cache(20), torch.arange(ids.shape[1], device="meta")[None]
     with torch.inference_mode():
         logits = network.decode_step(ids.to("meta"), cache, positions, None)

@@ -68,6 +68,18 @@ class PreallocatedLayer(DynamicLayer):
             stored[:, :, before:span] = 0
         self._show()
 
+    def spread(self, rows: int, places: int) -> None:
+        """Give so many rows what the only one has, with room for so many places more, and for what follows these."""
+        assert self._stored is not None
+        room = self._length + places + min(self._room, _FIRST_ROOM)
+        stored = []
+        for old in self._show():
+            new = old.new_empty([rows, old.shape[1], room, old.shape[3]])
+            new[:, :, : self._length] = old
+            stored.append(new)
+        self._stored = (stored[0], stored[1])
+        self._show()
+
     def get_seq_length(self) -> int:
         """Return the places in use."""
         return self._length
@@ -106,9 +118,15 @@ class PreallocatedCache(DynamicCache):
     """The caches of a model's layers."""
 
     @property
-    def can_fix_spans(self) -> bool:
-        """Whether all layers can `fix_span`."""
+    def keeps_all_places(self) -> bool:
+        """Whether each layer keeps all places, none of which its window or state leaves behind."""
         return all(isinstance(layer, PreallocatedLayer) for layer in self.layers)
+
+    def spread(self, rows: int, places: int) -> None:
+        """Do for all layers what `PreallocatedLayer.spread` does."""
+        for layer in self.layers:
+            assert isinstance(layer, PreallocatedLayer)
+            layer.spread(rows, places)
 
     def fix_span(self, column: Tensor, span: int) -> None:
         """Do for all layers what `PreallocatedLayer.fix_span` does."""

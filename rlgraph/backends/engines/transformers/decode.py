@@ -25,6 +25,7 @@ from rlgraph.backends.engines.transformers.mixture import Decodes
 from rlgraph.backends.engines.transformers.pace import CAPTURED, EACH_TOKEN, FIXED, Pace, StepRunner
 from rlgraph.backends.engines.transformers.pause import RefreshBarrier
 from rlgraph.backends.engines.transformers.routing import LastRoutes
+from rlgraph.backends.engines.transformers.spec import SHARES
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,13 @@ def _decode(
     picked, local = torch.unique_consecutive(rows // n, return_inverse=True)
     if picked.unique().shape[0] != picked.shape[0]:
         picked, local = torch.unique(rows // n, return_inverse=True)
-    ids, mask = _left_padded(prompts.take(picked), pad_id)
+    own = prompts.take(picked)
+    # Routes of a row lie one behind the other, which padding in its midst would part.
+    common = _common_tokens(own) if last_routes is None and network.can_read_on else 0
+    ids, mask = _padded(own, pad_id, common)
     width = ids.shape[1]
     version = None if pause is None else pause.wait_for_version()
-    logits, cache = _read(network, ids, mask, limit)
+    logits, cache = _read(network, ids, mask, limit, common)
     routes = None
     if last_routes is not None:
         read = last_routes().unflatten(0, ids.shape)[local]
@@ -204,7 +208,7 @@ def _decode(
             if (newest := pause.wait_for_version()) != version:
                 version, read_ids = newest, torch.cat([ids[local[active]], block.tokens[block.rows, :place].cpu()], 1)
                 read_mask = torch.cat([mask[active], torch.ones(active.shape[0], place, dtype=torch.bool)], 1)
-                block.take_cache(*_read(network, read_ids, read_mask, limit - place))
+                block.take_cache(*_read(network, read_ids, read_mask, limit - place, common))
                 runner.forget()
             versions[active, place] = newest
         forbids = place < sampling.min_tokens
@@ -231,19 +235,33 @@ def _decode(
     return _Rows(tokens, logprobs, lengths, finished, versions, routes, support, support_place)
 
 
-def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int) -> tuple[Tensor, Any]:
+def _read(network: Decodes, ids: Tensor, mask: Tensor, room: int, common: int) -> tuple[Tensor, Any]:
     """Return the logits after rows that end in the same column, and the cache that so many tokens may follow. ids:
-    int64 [N, T]; mask: bool [N, T], False at padding."""
+    int64 [N, T], of which the first `common` columns are alike and read once; mask: bool [N, T], False at padding."""
     ragged, cache = not bool(mask.all()), network.make_cache(room)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0) if ragged else torch.arange(ids.shape[1])[None]
     seen = mask.to(network.device) if ragged else None
-    return network.decode_step(ids.to(network.device), cache, positions.to(network.device), seen), cache
+    ids, positions = ids.to(network.device), positions.to(network.device)
+    if common:
+        network.decode_step(ids[:1, :common], cache, positions[:1, :common], None)
+        cache.spread(ids.shape[0], ids.shape[1] - common)
+    return network.decode_step(ids[:, common:], cache, positions[:, common:], seen), cache
 
 
-def _left_padded(prompts: Sequences, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Return rows that end in the same column: ids int64 [N, T] and a mask, bool [N, T], False at padding."""
-    longest = int(prompts.lengths.max())
-    mask = torch.arange(longest)[None] >= longest - prompts.lengths[:, None]
+def _common_tokens(prompts: Sequences) -> int:
+    """Return how many tokens all prompts begin with, beside the last one of each; 0 where reading them once would save
+    too little. System prompts, tools and what came before in a conversation are such."""
+    least = int(prompts.lengths.min()) - 1
+    beginnings = prompts.tokens[prompts.row_starts[:, None] + torch.arange(least)]
+    common = int((beginnings == beginnings[0]).all(0).long().cumprod(0).sum())
+    return common if common * (len(prompts) - 1) >= SHARES.min_saved_share * prompts.lengths.sum() else 0
+
+
+def _padded(prompts: Sequences, pad_id: int, common: int) -> tuple[Tensor, Tensor]:
+    """Return rows that end in the same column: ids int64 [N, T] and a mask, bool [N, T], False at padding, which is
+    behind their first `common` tokens."""
+    longest, places = int(prompts.lengths.max()), torch.arange(int(prompts.lengths.max()))
+    mask = (places < common) | (places >= common + longest - prompts.lengths[:, None])
     ids = torch.full(mask.shape, pad_id)
     ids[mask] = prompts.tokens
     return ids, mask

@@ -32,6 +32,11 @@ class Decodes(Protocol):
         ...
 
     @property
+    def can_read_on(self) -> bool:
+        """Whether rows whose common beginning was read once give what each gives alone."""
+        ...
+
+    @property
     def can_fix_spans(self) -> bool:
         """Whether a token that is written where a tensor says, into a cache with places to spare, gives what it gives
         behind the others."""
@@ -62,6 +67,11 @@ class MixtureCache:
         for part in self.parts:
             part.batch_select_indices(indices)
 
+    def spread(self, rows: int, places: int) -> None:
+        """Do for each model what `PreallocatedCache.spread` does."""
+        for part in self.parts:
+            part.spread(rows, places)
+
     def fix_span(self, column: Tensor, span: int) -> None:
         """Do for each model what `PreallocatedCache.fix_span` does."""
         for part in self.parts:
@@ -83,6 +93,11 @@ class MixtureNetwork:
     def can_pad_left(self) -> bool:
         """Whether rows that are padded on the left give what they give alone."""
         return all(network.can_pad_left for network in self._networks)
+
+    @property
+    def can_read_on(self) -> bool:
+        """Whether it is so with all networks."""
+        return all(network.can_read_on for network in self._networks)
 
     @property
     def can_fix_spans(self) -> bool:

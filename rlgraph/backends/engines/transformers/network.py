@@ -203,6 +203,28 @@ class Network:
 
     @cached_property
     @torch.no_grad()
+    def can_read_on(self) -> bool:
+        """Whether rows whose common beginning was read once, with padding behind it, give what each gives alone."""
+        ids, cache = self._probe(), self.make_cache(1)
+        mask = torch.ones(2, ids.shape[1], dtype=torch.bool, device=self.device)
+        mask[1, 3:5] = False
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        self.decode_step(ids[:, :3], cache, positions[:1, :3], None)
+        if not cache.keeps_all_places:
+            return False
+        cache.spread(2, ids.shape[1] - 3)
+        found = self.decode_step(torch.cat([ids, ids])[:, 3:], cache, positions[:, 3:], mask)
+        for row, seen in zip(found, mask, strict=True):
+            own = ids[:, seen]
+            alone = self.decode_step(
+                own, self.make_cache(1), torch.arange(own.shape[1], device=self.device)[None], None
+            )
+            if (row - alone[0]).abs().max() > _tolerance(alone[0].to(self.rounding_dtype)):
+                return False
+        return True
+
+    @cached_property
+    @torch.no_grad()
     def can_fix_spans(self) -> bool:
         """Whether a token that is written where a tensor says, into a cache with places to spare, gives what it gives
         behind the others."""
@@ -211,7 +233,7 @@ class Network:
         places = torch.arange(ids.shape[1], device=self.device)
         for each in (cache, appended):
             self.decode_step(ids[:, :end], each, places[None, :end], None)
-        if not cache.can_fix_spans:
+        if not cache.keeps_all_places:
             return False
         cache.fix_span(places[end:], 2 * end)
         seen = torch.arange(2 * end, device=self.device) <= end
