@@ -22,7 +22,7 @@ from rlgraph.passes.placement import routing_errors
 MODEL = (
     'random("qwen3_moe", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, '
     "num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, "
-    'initializer_range=0.3, max_position_embeddings=64, experts_implementation="eager", '
+    "initializer_range=0.3, max_position_embeddings=64, "
     'tokenizer=words("red green blue"))'
 )
 PROGRAM = """

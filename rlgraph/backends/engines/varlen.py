@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+
+def _varlen_attention() -> Callable[..., Any] | None:
+    """Return torch's attention of rows of different lengths, where it is public and has all that is asked of it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
+
+
+_VARLEN = _varlen_attention()
 QUERIES = 512
 """Queries of a row whose scores or mask exist at a time, where these are needed."""
 
@@ -26,15 +40,50 @@ class AttentionOptions:
     """Scores are kept between the cap and its negative: cap * tanh(score / cap)."""
 
 
+def row_bounds(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return where rows begin that lie one behind the other, and where the last one ends, int32 [N + 1]: made once for
+    all layers, because it travels to the device."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+
+
+def takes_one_call(query: Tensor, rows: int, how: AttentionOptions) -> bool:
+    """Return whether torch attends to several rows in one call: for narrow numbers on a GPU, whose scores nothing
+    caps. query: [..., size]."""
+    return (
+        _VARLEN is not None
+        and query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 256
+        and rows > 1
+        and how.score_cap is None
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], how: AttentionOptions | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Sequence[int],
+    how: AttentionOptions | None = None,
+    bounds: Tensor | None = None,
 ) -> Tensor:
     """Return the causal attention of each row to itself, [T, heads, size].
 
     query: [T, heads, size]. key, value: [T, groups, size]; heads of a group lie next to each other. lengths: tokens of
-    each row, T together. Torch's kernel is called for each row, and keeps no scores.
+    each row, T together. bounds: `row_bounds` of them. Torch's kernel is called once where it can be, else for each
+    row, and keeps no scores.
     """
     how = how or AttentionOptions()
+    if bounds is not None and takes_one_call(query, len(lengths), how):
+        assert _VARLEN is not None
+        longest = max(lengths)
+        window = (-1 if how.window is None else how.window - 1, 0)
+        grouped = query.shape[1] != key.shape[1]
+        options = {"scale": how.scale, "window_size": window, "enable_gqa": grouped}
+        attended: Tensor = _VARLEN(query, key, value, bounds, bounds, longest, longest, **options)
+        return attended
     key, value = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
     rows = zip(*(tensor.transpose(0, 1)[None].split(list(lengths), 2) for tensor in (query, key, value)), strict=True)
     outputs = [causal_attention(q, k, v, how) for q, k, v in rows]

@@ -22,6 +22,7 @@ from rlgraph.ir import mesh as meshes
 from rlgraph.ir.layout import LocalTensor, layer_tensor_name
 from rlgraph.ir.mesh import Mesh
 from tests.backends.engines.models import source
+from tests.backends.engines.one_call import OneCall
 
 # 41 tokens: no number of ranks divides the vocabulary.
 WORDS = WordTokenizer(" ".join(f"t{i}" for i in range(3, 41)))
@@ -178,6 +179,17 @@ def score(mesh: Mesh, spec: ModelSpec, sequences: Sequences, temperatures: Seque
     return engine.has_results, elsewhere(ask, engine, spec.kind, sequences, temperatures)
 
 
+def score_in_one_call(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> tuple[Tensor, Tensor, int]:
+    """Log-probabilities with attention row by row, and in one call a layer, and how many of these were made."""
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine.open(spec, mesh)
+    with torch.no_grad():
+        apart = engine.logprobs(sequences)
+        with OneCall() as one:
+            return apart, engine.logprobs(sequences), one.calls
+
+
 def elsewhere(do: Callable[..., Any], *arguments: Any) -> Any:
     """In another thread than the one that made the engine, as actors call."""
     with ThreadPoolExecutor(1) as pool:
@@ -257,6 +269,22 @@ class Clipped(Task):
             return (clipped + 0.1 * k3).sum() / 40
 
         return MicroBatch((ModelCall("logprobs", part),), loss)
+
+
+def layers_without_numbers(mesh: Mesh, spec: ModelSpec, sequences: Sequences) -> list[str]:
+    """Parameters of layers that have no gradient after a pass on `meta`, where whoever asks for a number fails."""
+    from rlgraph.backends.engines.megatron.engine import MegatronEngine
+
+    engine, device = MegatronEngine.open(spec, mesh), torch.device("meta")
+    layers = engine.model.decoder.layers.to(device)
+    packed = engine._pipeline._angles.packed_rows(sequences.lengths.tolist(), None, sequences.routes, device)
+    shape = len(sequences.tokens), 1, engine.model.config.hidden_size
+    hidden = torch.randn(shape, dtype=engine.model.config.params_dtype, device=device, requires_grad=True)
+    with torch.enable_grad():
+        for layer in layers:
+            hidden, _ = layer(hidden, attention_mask=None, packed_seq_params=packed)
+        hidden.sum().backward()
+    return [name for name, weight in layers.named_parameters() if weight.requires_grad and weight.grad is None]
 
 
 @dataclass(frozen=True)

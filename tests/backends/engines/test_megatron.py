@@ -27,6 +27,7 @@ from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.ir.mesh import Mesh, make_mesh
 from tests.backends.engines.met import MetMessages
+from tests.backends.engines.models import source
 from tests.backends.engines.ranks import Ranks
 from tests.backends.engines.sharded import (
     MODELS,
@@ -36,10 +37,12 @@ from tests.backends.engines.sharded import (
     Trained,
     ask,
     elsewhere,
+    layers_without_numbers,
     refusals,
     rewrite,
     rows,
     score,
+    score_in_one_call,
     train,
     updates,
     whole,
@@ -303,6 +306,27 @@ def test_experts_that_are_replayed_are_those_of_transformers(
             torch.testing.assert_close(mine, expected, rtol=0, atol=1e-5)
     arguments = True, 1 << 25, None, recompute
     check(spec, task, ranks.run(MESHES[split], train, spec, task, *arguments))
+
+
+@pytest.mark.parametrize("model", ["window", "deepseek_v3"])
+def test_attention_of_all_rows_in_one_call(ranks: Ranks, folder: Path, model: str) -> None:
+    """With a window and fewer heads that have keys, and with keys that heads make of a few numbers. 1 s each."""
+    spec = replace(spec_of(folder, model), dtype="float64")
+    [(apart, together, calls)] = ranks.run(MESHES["tp1"], score_in_one_call, spec, rows(5))
+    assert calls == 4
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family,layers", [("gemma2", 0), ("mixtral", 2), ("deepseek_v3", 1)])
+def test_a_layer_in_training_reads_no_number(ranks: Ranks, family: str, layers: int) -> None:
+    """With attention over windows and with capped scores, or with so many layers of experts, which are replayed. 1 s
+    each."""
+    sequences = rows(5)
+    if layers:
+        routes = torch.tensor([0, 3], dtype=torch.int16).expand(len(sequences.tokens), layers, 2)
+        sequences = replace(sequences, routes=routes.contiguous())
+    spec = ModelSpec("causal_lm", source(family), "bfloat16")
+    assert ranks.run(MESHES["tp1"], layers_without_numbers, spec, sequences) == [[]]
 
 
 @pytest.mark.parametrize(

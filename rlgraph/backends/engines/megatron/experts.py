@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from rlgraph.backends.engines.grouped import grouped_product, sort_by_expert
 from rlgraph.backends.engines.megatron.modules import GatedActivation
 from rlgraph.backends.engines.megatron.parameters import replicated_parameter, split_parameter
 from rlgraph.catalog.models.latent_attention import ExpertRouting
@@ -88,10 +89,9 @@ class Experts(nn.Module):
     def _routed_output(self, x: Tensor) -> Tensor:
         """Return the outputs of each token's experts, [T, hidden], times their shares."""
         shares, chosen = self._shares_of_chosen(x)
-        order = chosen.flatten().argsort(stable=True)
+        order, ends = sort_by_expert(chosen.flatten(), self._shape.experts)
         token = order // self._shape.experts_per_token
-        counts = chosen.flatten().bincount(minlength=self._shape.experts)
-        expert_outputs = self._dispatched(x.index_select(0, token), counts)
+        expert_outputs = self._dispatched(x.index_select(0, token), ends)
         # Restore the tokens' order. Adding up by index would keep the addends for the gradient.
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=x.device)
@@ -125,25 +125,28 @@ class Experts(nn.Module):
         chosen: Tensor = corrected.topk(self._shape.experts_per_token)[1]
         return chosen
 
-    def _dispatched(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Return what the experts compute of x, [N, hidden], by expert, in the same order. counts: int64 [E]."""
+    def _dispatched(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Return what the experts compute of x, [N, hidden], by expert, in the same order. ends: int32 [E]."""
         if self._ranks == 1:
-            return self._computed(x, counts.tolist())
+            return self._computed(x, ends)
+        counts = ends.diff(prepend=ends.new_zeros(1))
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self._group)
         sent, received = counts.view(self._ranks, -1), arriving.view(self._ranks, -1)
-        sent_counts, received_counts = sent.sum(1).tolist(), received.sum(1).tolist()
+        # The host has to know how much room what arrives takes: it waits once.
+        sent_counts, received_counts = torch.stack([sent.sum(1), received.sum(1)]).tolist()
         arrived = all_to_all(self._group, x, received_counts, sent_counts)
         # Tokens arrive by rank and then by expert: sort them by expert.
         expert = torch.arange(received.numel(), device=x.device) % received.shape[1]
-        order = expert.repeat_interleave(received.flatten()).argsort(stable=True)
-        outputs = self._computed(arrived[order], received.sum(0).tolist())
+        order, ends = sort_by_expert(
+            expert.repeat_interleave(received.flatten(), output_size=sum(received_counts)), received.shape[1]
+        )
+        outputs = self._computed(arrived[order], ends)
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=x.device)
         result: Tensor = all_to_all(self._group, outputs[places], sent_counts, received_counts)
         return result
 
-    def _computed(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """Apply this rank's experts to so many tokens each. Those without one take part: all have a gradient."""
-        rows = zip(x.split(counts), self.linear_fc1, self.linear_fc2, strict=True)
-        return torch.cat([self._gate(tokens @ up.t()) @ down.t() for tokens, up, down in rows])
+    def _computed(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Apply this rank's experts to the tokens of each. Those without one take part: all have a gradient."""
+        return grouped_product(self._gate(grouped_product(x, self.linear_fc1, ends)), self.linear_fc2, ends)

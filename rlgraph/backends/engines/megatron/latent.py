@@ -58,7 +58,8 @@ class LatentAttention(nn.Module):
         if share:
             attended = share.attend(query, key, value, self._how)
         else:
-            attended = attend(query, key, value, packed_seq_params.lengths, self._how)
+            lengths, bounds = packed_seq_params.lengths, packed_seq_params.bounds
+            attended = attend(query, key, value, lengths, self._how, bounds)
         projected = (attended[..., : latent.values].flatten(1) @ self.linear_proj.t())[:, None]
         return reduce_scatter_to_sequence_parallel_region(projected) if self._split else projected, None
 

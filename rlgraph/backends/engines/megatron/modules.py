@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rlgraph.backends.engines.megatron.context_parallel import TokenShard
 from rlgraph.backends.engines.norm import rms_norm
-from rlgraph.backends.engines.varlen import AttentionOptions, attend
+from rlgraph.backends.engines.varlen import AttentionOptions, attend, row_bounds
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import even_range
 
@@ -86,6 +86,8 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Rows that lie one behind the other, T tokens together."""
 
     lengths: Sequence[int] = ()
+    bounds: Tensor | None = None
+    """`row_bounds` of these lengths; None where ranks shard the tokens."""
     rotations: Sequence[Turn] = ()
     """Cosine and sine of the angles by which each token's queries and keys are rotated; the second ones are those of
     layers with a window, where these rotate differently."""
@@ -131,6 +133,7 @@ class RotaryAngles:
         return PackedRows(
             "thd",
             lengths=lengths,
+            bounds=None if share else row_bounds(lengths, device),
             rotations=turns,
             token_shard=share.to(device) if share else None,
             routes=None if routes is None else routes.to(device),
@@ -158,7 +161,7 @@ class Attention(nn.Module):
         if share:
             return share.attend(query, key, value, self._how)
         # A view of the fused projection would keep all of it.
-        return attend(query, key, value.contiguous(), packed_seq_params.lengths, self._how)
+        return attend(query, key, value.contiguous(), packed_seq_params.lengths, self._how, packed_seq_params.bounds)
 
 
 def rotate(pairs: Sequence[Tensor], turn: Turn) -> Tensor:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from rlgraph.backends.engines import varlen
 from rlgraph.backends.engines.errors import EngineError, first_line
 from rlgraph.backends.engines.transformers.packing import PackedSpan
-from rlgraph.backends.engines.varlen import attend_in_query_chunks, cap_scores, capped_attention, causal_mask, pad_width
+from rlgraph.backends.engines.varlen import (
+    AttentionOptions,
+    attend_in_query_chunks,
+    cap_scores,
+    capped_attention,
+    causal_mask,
+    pad_width,
+)
 
 _NAME = "rlgraph_sdpa"
 _GROUPED = torch.__version__ >= "2.13"
@@ -38,6 +46,21 @@ class CausalMask:
     """How many tokens a token sees, itself included; None: all before it."""
     masks: dict[int, Tensor] = field(default_factory=dict, compare=False)
     """What is added to scores, [T, S], by how many tokens come before; made once for all layers."""
+    known_bounds: list[Tensor] = field(default_factory=list, compare=False)
+
+    @cached_property
+    def lengths(self) -> list[int] | None:
+        """The tokens of rows that lie one behind the other; None where some have a beginning in common."""
+        spans = self.spans or ()
+        if any(span.suffixes for span in spans):
+            return None
+        return [span.prefix_tokens for span in spans for _ in range(span.family_count)]
+
+    def bounds(self, lengths: Sequence[int], device: torch.device) -> Tensor:
+        """Return `row_bounds` of these rows, made once for all layers."""
+        if not self.known_bounds:
+            self.known_bounds.append(varlen.row_bounds(lengths, device))
+        return self.known_bounds[0]
 
     def mask(self, before: int, count: int, most: int, like: Tensor) -> Tensor:
         """Return 0 where the i-th of so many queries sees a key, else -inf, [count, before + count]. most: the most
@@ -215,6 +238,10 @@ def _attend_packed(
 ) -> Tensor:
     """Return the attention of packed queries, keys and values, [1, heads, T, size] each, as [1, T, heads, size]. Rows
     that are alike are one call."""
+    how, lengths = AttentionOptions(scale, causal.window, softcap), causal.lengths
+    if lengths is not None and varlen.takes_one_call(parts[0], len(lengths), how):
+        query, key, value = (part[0].transpose(0, 1) for part in parts)
+        return varlen.attend(query, key, value, lengths, how, causal.bounds(lengths, query.device))[None]
     beginnings = [span.family_count * span.prefix_tokens for span in spans]
     ends = [span.family_count * rows * length for span in spans for rows, length in span.suffixes]
     split = [part[0].split([*beginnings, *ends], 1) for part in parts]

@@ -32,6 +32,7 @@ from rlgraph.backends.engines.sources import LoadedModel, ModelSpec, load, max_p
 from rlgraph.backends.engines.transformers.attention import use_attention
 from rlgraph.backends.engines.transformers.autocast import forget_bfloat16_copies, use_autocast
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
+from rlgraph.backends.engines.transformers.experts import use_grouped_experts
 from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
 from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.backends.engines.transformers.head import Head, wide_dtype
@@ -141,6 +142,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         use_onednn_linears(self.model)
         use_manual_norm_gradients(self.model)
         use_attention(self.model, attention)
+        use_grouped_experts(self.model)
         if recompute:
             use_recomputation(self.model)
         self._network = self._run_model(lambda: self._new_network())

@@ -116,7 +116,7 @@ class Network:
             return nullcontext()
         if self.routing is None:
             raise EngineError(f"{type(self.model).__name__} has no routers of experts that could be replayed")
-        return self.routing.replaying(routes)
+        return self.routing.replaying(routes.to(self.device))
 
     def packed_hidden_states(self, rows: Sequences, packing: Packing) -> Tensor:
         """Return what `states` returns, for rows that lie one behind the other, [1, places, H]; only where it

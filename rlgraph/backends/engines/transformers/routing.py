@@ -67,13 +67,13 @@ class Routing:
         chosen: dict[int, Tensor] = {}
         self._thread.recorded = chosen
         try:
-            yield lambda: torch.stack([chosen[layer] for layer in range(len(self._gates))], 1)
+            yield lambda: torch.stack([chosen[layer] for layer in range(len(self._gates))], 1).cpu()
         finally:
             self._thread.recorded = None
 
     @contextmanager
     def replaying(self, routes: Tensor) -> Iterator[None]:
-        """Make routers choose these experts, int16 [T, layers, k]; where they are -1, routers choose."""
+        """Make routers choose these experts, int16 [T, layers, k], which are on their device; -1: routers choose."""
         self._thread.replayed = routes
         try:
             yield
@@ -98,11 +98,11 @@ class Routing:
             logits, gates, chosen = output
             recorded = getattr(self._thread, "recorded", None)
             if recorded is not None:
-                recorded[layer] = chosen.to("cpu", torch.int16)
+                recorded[layer] = chosen.to(torch.int16)
             routes = self.replayed
             if routes is None:
                 return output
-            given = routes[:, layer].to(chosen.device, chosen.dtype)
+            given = routes[:, layer].to(chosen.dtype)
             known = given[:, :1] >= 0
             taken = torch.where(known, given, chosen)
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
