@@ -21,7 +21,7 @@ TINY = (
 def test_the_programs_are_right() -> None:
     """But for the model, which `make demo` fetches."""
     found = [rlgraph.check(path) for path in sorted(EXAMPLE.glob("*.rlf"))]
-    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], [], []]
+    assert [[problem for problem in problems if problem.code != "W0790"] for problems in found] == [[], [], [], []]
 
 
 def test_the_calculator_calculates_and_runs_nothing_else() -> None:
@@ -41,6 +41,30 @@ def test_a_sum_is_right_where_the_last_message_ends_with_it() -> None:
     ) == [1.0, 0.4, 0.0, 0.0]
     trained, unseen = ({row["prompt"][-1]["content"] for row in tasks["sums"](*how)} for how in ((64,), (32, 1)))
     assert not trained & unseen
+
+
+def test_who_halves_what_is_left_finds_each_number() -> None:
+    game = runpy.run_path(str(EXAMPLE / "guess.py"))
+    for row in game["secrets"]():
+        env, low, high, said, over = game["Guess"](), 1, game["MOST"], "", False
+        assert env.reset(row) == ""
+        for _ in range(3):
+            if not over:
+                guess = (low + high) // 2
+                said, reward, over = env.step(f" {guess}.")
+                low, high = (guess + 1, high) if said == "More." else (low, guess - 1)
+        assert (said, reward, over) == ("Yes!", 1.0, True)
+    for wrong in ("", "8", "0", "It is 4", "44"):
+        assert env.step(wrong) == ("A number!", -0.1, False)
+
+
+def test_the_game_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a model of random bytes, which finds nothing."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE, tmp_path / "agents")
+    changes = {"base": TINY, "n": "2", "actor": 'causal_lm(base, chat=chat(template="tools.jinja"))'}
+    [step] = rlgraph.compile("agents/guess.rlf", set=changes).run(1, progress=False).metrics
+    assert step["found"] == 0.0 and step["reward"] == pytest.approx(-0.1 * step["turns"])
 
 
 def test_it_trains_and_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
