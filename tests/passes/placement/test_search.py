@@ -8,7 +8,7 @@ import random
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from itertools import chain, product, repeat
 from itertools import count as count_up
@@ -266,6 +266,14 @@ def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
     return found
 
 
+def drawn(task: Task) -> tuple[object, ...]:
+    """What a task is drawn as, without names of classes and fields, nor what values say beside these four: cases
+    outlive that."""
+    reads = tuple(astuple(value)[:4] for value in task.reads)
+    members = zip(fields(task), astuple(task), strict=True)
+    return tuple(reads if member.name == "reads" else value for member, value in members)
+
+
 def component(
     dice: random.Random,
     name: str,
@@ -274,8 +282,8 @@ def component(
     fixed: Sequence[tuple[str, int]],
     deep: int = 1,
 ) -> Component:
-    # All components of a model have one shape. The seed has no names of classes or fields in it: cases outlive those.
-    own = random.Random(f"{name} {[astuple(task) for task in step]}")
+    # All components of a model have one shape.
+    own = random.Random(f"{name} {[*map(drawn, step)]}")
     heads, layers, hidden = own.choice((1, 1, 2)), own.choice((1, 1, 2)), own.choice((256, 1024))
     layers *= deep
     shape = Shape("llama", 512, hidden, 2 * hidden, layers, heads, heads, hidden // heads)
