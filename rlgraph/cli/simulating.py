@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -87,17 +88,13 @@ def simulate(
 
     with reporting_errors(form):
         is_plan_file = file.endswith(".json")
-        told = {"turns": turns, "environment_seconds": environment_seconds, "observation_tokens": observation_tokens}
-        rows = workload(
-            prompt_tokens,
-            response_tokens,
-            kept,
-            lengths=lengths,
-            foresight=foresight,
-            alike=alike,
-            kept_tokens=kept_tokens,
-            **told,
-        )
+        told: dict[str, Any] = {
+            "turns": turns,
+            "environment_seconds": environment_seconds,
+            "observation_tokens": observation_tokens,
+            "kept_tokens": kept_tokens,
+        }
+        rows = workload(prompt_tokens, response_tokens, kept, lengths=lengths, foresight=foresight, alike=alike, **told)
         measured = read_calibration(calibration) if calibration is not None else None
         if trace is not None:
             check_writable(trace)
@@ -113,11 +110,7 @@ def simulate(
         )
         show_diagnostics(compiled.diagnostics, form)
         parsed_cluster = read_cluster(cluster) if cluster is not None else None
-        has_lengths = (
-            any((prompt_tokens, response_tokens, lengths, kept_tokens, *told.values()))
-            or kept != 1.0
-            or not is_plan_file
-        )
+        has_lengths = any((prompt_tokens, response_tokens, lengths, *told.values())) or kept != 1.0 or not is_plan_file
         step_workload = (
             rows if has_lengths else replace(assumed_workload(compiled), foresight=rows.foresight, alike=alike)
         )

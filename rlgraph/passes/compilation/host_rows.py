@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import Diagnostic
 from rlgraph.passes.compilation.host_offload import plan_offload_by_host
-from rlgraph.passes.cost.row_memory import HeldRows, rows_by_host
+from rlgraph.passes.cost.row_bytes import HeldRows
+from rlgraph.passes.cost.row_memory import rows_by_host
 from rlgraph.passes.placement.choose import PlacementChoice
 
 CROWDED = "W0521"

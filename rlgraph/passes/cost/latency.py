@@ -264,15 +264,14 @@ def latency_model(
     passing = rates.block * deployment.chunks_per_stage
     # Few tokens of a micro-batch go to one expert: its weights take as long to read as its products, and so do
     # gradients that are added up.
-    read = work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
-    read *= passes * config.item_bytes + (2 * WIDE if kind == "train" else 0)
+    expert_weights = (
+        work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
+    )
+    read = expert_weights * (passes * config.item_bytes + (2 * WIDE if kind == "train" else 0))
     if kind == "train":
-        dense = rank_trained_parameter_count(config, deployment)
-        if not shape.adapters:
-            dense -= (
-                work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
-            )
-        read += rates.gradient * dense
+        read += rates.gradient * (
+            rank_trained_parameter_count(config, deployment) - (0 if shape.adapters else expert_weights)
+        )
     launched = passing + rates.layer * layers + rates.experts * sparse
     block = Cost(
         memory=read / (device.stream_bandwidth * rates.memory), communication=rounds, overhead=launched

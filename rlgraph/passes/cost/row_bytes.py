@@ -19,15 +19,28 @@ COMPUTED = frozenset(("tokens", "end", "length", "text", "age", "turn"))
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows in memory."""
+
+    bytes: float = 0.0
+    kept: float = 0.0
+    """Bytes of these that are kept tokens."""
+
+    def __add__(self, other: HeldRows) -> HeldRows:
+        return HeldRows(self.bytes + other.bytes, self.kept + other.kept)
+
+    def __mul__(self, times: float) -> HeldRows:
+        return HeldRows(self.bytes * times, self.kept * times)
+
+
+@dataclass(frozen=True, slots=True)
 class MadeRows:
     """The rows of a value that is made in a step, or of a buffer."""
 
     value: str
     maker: Maker
-    bytes: float
-    """All of them in a step, kept tokens included."""
-    kept: float
-    """Bytes of these that are kept tokens."""
+    held: HeldRows
+    """All of them in a step."""
     stays: bool = False
     """Whether they stay from step to step."""
 
@@ -57,17 +70,15 @@ class RowBytes:
         if before in self.of_routes:
             self.of_routes[after] = self.of_routes[before]
 
-    def held_bytes(
-        self, name: str, kind: Tensor | Table, entries: Callable[[Axis], float], tokens: float
-    ) -> tuple[float, float]:
-        """Return the bytes of a value, and those of them that are kept tokens. entries: how many an axis has; tokens:
-        those of the value, of a table with its prompts."""
+    def held_rows(self, name: str, kind: Tensor | Table, entries: Callable[[Axis], float], tokens: float) -> HeldRows:
+        """Return the bytes of a value. entries: how many an axis has; tokens: those of the value, of a table with its
+        prompts."""
         token = kind.token if isinstance(kind, Table) else None
         token_bytes = TOKEN_BYTES + (self.of_routes.get(token.key, 0.0) if token else 0.0)
         place_bytes = self.kept.of_values.get(name) or self.kept.of_table(name, kind)
         # The share of what is kept is a column or a value of its own.
         kept = (entries(token) if token else tokens) * max(0.0, place_bytes - SHARE_BYTES)
-        return value_bytes(kind, entries, tokens, token_bytes) + kept, kept
+        return HeldRows(value_bytes(kind, entries, tokens, token_bytes) + kept, kept)
 
 
 def value_bytes(kind: Tensor | Table, entries: Callable[[Axis], float], tokens: float, token_bytes: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
@@ -14,27 +13,13 @@ from rlgraph.ir.plan import Group, Plan
 from rlgraph.ir.step_edges import staleness_bound
 from rlgraph.ops.program_work import replayed_models
 from rlgraph.passes.cost.batch import ROW_BYTES
+from rlgraph.passes.cost.row_bytes import HeldRows
 from rlgraph.passes.cost.task import Maker
 from rlgraph.passes.cost.tasks import made_rows, main_phase
 from rlgraph.passes.cost.workload import Workload
 
 ROUTE_BYTES = 2
 """Bytes of an expert of a token."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRows:
-    """The rows in the memory of a node's host."""
-
-    bytes: float = 0.0
-    kept: float = 0.0
-    """Bytes of these that are kept tokens."""
-
-    def __add__(self, other: HeldRows) -> HeldRows:
-        return HeldRows(self.bytes + other.bytes, self.kept + other.kept)
-
-    def __mul__(self, times: float) -> HeldRows:
-        return HeldRows(self.bytes * times, self.kept * times)
 
 
 def rows_by_host(
@@ -69,7 +54,7 @@ def rows_by_host(
             by_node[node] += held * (ranks / nodes.total())
 
     for rows in made:
-        add(maker_group(rows.maker), HeldRows(rows.bytes, rows.kept) * (1 if rows.stays else steps))
+        add(maker_group(rows.maker), rows.held * (1 if rows.stays else steps))
     read: dict[tuple[str, str], HeldRows] = {}
     for task in tasks:
         group = plan.group_for(task.model or "", task.op, task.code) if task.reads else None

@@ -33,7 +33,7 @@ from rlgraph.passes.cost.episodes import Episodes
 from rlgraph.passes.cost.kept_tokens import KeptBytes, kept_bytes, read_bytes_by_table
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.pieces import lengths_of_pieces, prompt_lengths
-from rlgraph.passes.cost.row_bytes import MadeRows, RowBytes
+from rlgraph.passes.cost.row_bytes import HeldRows, MadeRows, RowBytes
 from rlgraph.passes.cost.task import Maker, ReadValue, Task
 from rlgraph.passes.cost.workload import Workload
 
@@ -328,20 +328,19 @@ class _TaskList:
         self.held.note_routes(node, maker)
         for value in node.outputs:
             if not isinstance(value.type, StateHandle):
-                held, kept = self.held_bytes(value.name, value.type, scope)
-                self.made.append(MadeRows(value.name, maker, times * held, times * kept))
+                self.made.append(MadeRows(value.name, maker, self.held_rows(value.name, value.type, scope) * times))
             elif node.op == "push":
                 inputs = [(name, kind) for name in node.inputs if not isinstance(kind := self.types[name], StateHandle)]
                 record = next(outside.record for outside in self.program.outside if outside.name == value.type.name)
                 axis = axis_of(inputs[0][1])
                 assert axis
                 times = float(record.option("capacity")) / max(1.0, self.row_count(axis.key, scope))
-                held, kept = map(sum, zip(*(self.held_bytes(*named, scope) for named in inputs), strict=True))
-                self.made.append(MadeRows(value.name, maker, times * held, times * kept, stays=True))
+                held = sum((self.held_rows(*named, scope) for named in inputs), HeldRows())
+                self.made.append(MadeRows(value.name, maker, held * times, stays=True))
 
-    def held_bytes(self, name: str, kind: Tensor | Table, scope: _Scope) -> tuple[float, float]:
-        """Return the bytes that a value has in memory, and those of them that are kept tokens."""
-        return self.held.held_bytes(name, kind, lambda axis: self.entries(axis, scope), self.value_tokens(kind, scope))
+    def held_rows(self, name: str, kind: Tensor | Table, scope: _Scope) -> HeldRows:
+        """Return what a value has in memory."""
+        return self.held.held_rows(name, kind, lambda axis: self.entries(axis, scope), self.value_tokens(kind, scope))
 
     def values_to_fetch(self, node: Node, here: Maker, scope: _Scope) -> Iterator[ReadValue]:
         """Yield what a node's maker has to get from elsewhere, each value once."""

@@ -20,7 +20,8 @@ from rlgraph.passes.compilation.assumed_workload import assumed_workload
 from rlgraph.passes.compilation.choose_plan import plan_prediction
 from rlgraph.passes.compilation.host_rows import fullest_host_rows
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.row_memory import HeldRows, rows_by_host
+from rlgraph.passes.cost.row_bytes import HeldRows
+from rlgraph.passes.cost.row_memory import rows_by_host
 from rlgraph.passes.cost.tasks import made_rows, main_phase
 from rlgraph.passes.cost.workload import Workload
 from tests.backends.tiny import Run, compile_text
@@ -75,8 +76,8 @@ def test_rows_have_the_bytes_of_their_tensors(tmp_path: Path) -> None:
     assert {"rollout", "old", "whole", "past@1"} <= names and len(names & {"seen", "seen.kept", "seen.sum"}) >= 1
     for each in made:
         if each.value != "prompts":
-            assert each.bytes == tensor_bytes(seen.values[each.value]), each
-    kept = {each.value: each.kept for each in made if each.kept}
+            assert each.held.bytes == tensor_bytes(seen.values[each.value]), each
+    kept = {each.value: each.held.kept for each in made if each.held.kept}
     places = int(table.sequences.scored.sum())
     assert kept["rollout"] == kept["past@1"] == places * (8 + 8 * 3) and places * (8 + 8 * 2) in kept.values()
 

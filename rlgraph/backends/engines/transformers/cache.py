@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,14 +71,8 @@ class PreallocatedLayer(DynamicLayer):
 
     def spread(self, rows: int, places: int) -> None:
         """Give so many rows what the only one has, with room for so many places more, and for what follows these."""
-        assert self._stored is not None
-        room = self._length + places + min(self._room, _FIRST_ROOM)
-        stored = []
-        for old in self._show():
-            new = old.new_empty([rows, old.shape[1], room, old.shape[3]])
-            new[:, :, : self._length] = old
-            stored.append(new)
-        self._stored = (stored[0], stored[1])
+        used = [states.expand(rows, -1, -1, -1) for states in self._show()]
+        self._store(used, self._length + places + min(self._room, _FIRST_ROOM))
         self._show()
 
     def get_seq_length(self) -> int:
@@ -88,13 +83,9 @@ class PreallocatedLayer(DynamicLayer):
         """Keep these rows, in this order; a row may be kept more than once."""
         if self._stored is None:
             return
-        stored = []
-        for old in self._stored:
-            new = old.new_empty([indices.shape[0], *old.shape[1:]])
-            # Only the places in use are worth copying.
-            new[:, :, : self._length] = old[:, :, : self._length].index_select(0, indices)
-            stored.append(new)
-        self._stored = (stored[0], stored[1])
+        # Only the places in use are worth copying.
+        used = [states.index_select(0, indices) for states in self._show()]
+        self._store(used, self._stored[0].shape[2])
         self._show()
 
     def _show(self) -> tuple[Tensor, Tensor]:
@@ -104,14 +95,19 @@ class PreallocatedLayer(DynamicLayer):
         return shown
 
     def _grow(self, end: int, *like: Tensor) -> None:
-        room = end + (min(self._room, _FIRST_ROOM) if self._stored is None else end // 2)
-        grown = []
-        for index, states in enumerate(like):
-            new = states.new_empty([*states.shape[:2], room, states.shape[-1]])
-            if self._stored is not None:
-                new[:, :, : self._length] = self._stored[index][:, :, : self._length]
-            grown.append(new)
-        self._stored = (grown[0], grown[1])
+        if self._stored is None:
+            self._store([states[:, :, :0] for states in like], end + min(self._room, _FIRST_ROOM))
+        else:
+            self._store([states[:, :, : self._length] for states in self._stored], end + end // 2)
+
+    def _store(self, used: Sequence[Tensor], room: int) -> None:
+        """Put keys and values of the places in use, [N, heads, places, size] each, where there are `room` places."""
+        stored = []
+        for states in used:
+            new = states.new_empty([*states.shape[:2], room, states.shape[3]])
+            new[:, :, : states.shape[2]] = states
+            stored.append(new)
+        self._stored = (stored[0], stored[1])
 
 
 class PreallocatedCache(DynamicCache):

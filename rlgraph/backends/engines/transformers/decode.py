@@ -260,8 +260,8 @@ def _common_tokens(prompts: Sequences) -> int:
 def _padded(prompts: Sequences, pad_id: int, common: int) -> tuple[Tensor, Tensor]:
     """Return rows that end in the same column: ids int64 [N, T] and a mask, bool [N, T], False at padding, which is
     behind their first `common` tokens."""
-    longest, places = int(prompts.lengths.max()), torch.arange(int(prompts.lengths.max()))
-    mask = (places < common) | (places >= common + longest - prompts.lengths[:, None])
+    places = torch.arange(int(prompts.lengths.max()))
+    mask = (places < common) | (places >= common + len(places) - prompts.lengths[:, None])
     ids = torch.full(mask.shape, pad_id)
     ids[mask] = prompts.tokens
     return ids, mask
