@@ -170,6 +170,8 @@ def transformers(work: Work) -> tuple[int, int]:
 
 def _meet(engine: Any, threads: int) -> None:
     """Has threads wait for one another where they hold most: before a gradient is taken, and at each token."""
+    # The model is tried by one thread, for which the others would wait here.
+    assert engine._network.can_read_on
     barrier, lock = threading.Barrier(threads, timeout=NEVER), threading.Lock()
     add, differentiate, step = engine.add_gradients, engine._differentiate, engine._network.decode_step
     pairs = 0
