@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_objective_value
 from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, simulate_step_seconds
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
@@ -37,7 +36,7 @@ def no_slower_than_on_fewer_nodes(choice: PlacementChoice, ends: float) -> Place
             other = choose_before_deadline(ends, replace(choice.question, most_nodes=nodes))
             if other is None or (1 - OVERLAP) * other.search_result.value >= least:
                 break
-            tried = simulate_choice(other, FEWEST, least)
+            tried = simulate_choice(other, least)
         except (OutOfTime, ChoiceInterrupted):
             break
         value = simulated_objective_value(tried)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.passes.compilation.overlap_simulation import (
     ChoiceInterrupted,
     SimulationCache,
@@ -31,10 +30,9 @@ STREAMED, MOVED = 0.05, 0.35
 since both estimates are approximate, and where the last rows move, since devices are free earlier."""
 
 
-def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps: int = FEWEST) -> PlacementChoice:
+def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice) -> PlacementChoice:
     """Return the best of some plans, with the best blocks and tails where the schedule leaves these open, as an answer
-    to the first one's question. Bounds hold for plans without blocks and tails. steps: how many steps of each plan are
-    simulated."""
+    to the first one's question. Bounds hold for plans without blocks and tails."""
     candidates = [*distinct_plans((first, *others))]
     if len(candidates) == 1:
         try:
@@ -51,7 +49,7 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice, steps
         if best is not None and _hopeless(choice, least):
             continue
         try:
-            tried = simulate_choice(choice, steps, least)
+            tried = simulate_choice(choice, least)
         except ChoiceInterrupted as interrupted:
             best = best or answer_to_first_query(choice, interrupted.choice)
             break
@@ -83,16 +81,14 @@ def _hopeless(choice: PlacementChoice, least: float) -> bool:
 
 
 def simulate_choice(
-    choice: PlacementChoice, steps: int, least: float = inf, timed: SimulationCache | None = None
+    choice: PlacementChoice, least: float = inf, timed: SimulationCache | None = None
 ) -> PlacementChoice:
     """Return a choice with blocks and tails and its simulated seconds, if it can be simulated. least: the value of
     another plan; for a plan that is far behind it, the seconds of the short simulation suffice. timed: earlier
     simulations of the plan."""
     timed = timed or SimulationCache(STEPS)
     candidate = refine_block_sizes_and_tail_moves(choice, timed, least)
-    seconds = (
-        timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_step_seconds(candidate, steps)
-    )
+    seconds = timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_step_seconds(candidate)
     return replace(candidate, simulated_step_s=seconds)
 
 

@@ -7,12 +7,13 @@ import sys
 from contextlib import closing
 
 from rlgraph.backends.sim.backend import SimBackend
-from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps
+from rlgraph.backends.sim.steady_state import FEWEST, simulate_steps, steps_before_middle
 from rlgraph.backends.steps import Observer, SilentObserver
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import ProgramError
 from rlgraph.ir.graph import Node
 from rlgraph.passes.cost.predict import Predictor
+from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
 
@@ -54,9 +55,11 @@ def streaming_key(choice: PlacementChoice) -> object:
     return frozenset(plan.blocks), frozenset(plan.free), frozenset(plan.tails)
 
 
-def simulate_step_seconds(choice: PlacementChoice, steps: int = FEWEST) -> float | None:
-    """Return the seconds of a step in the middle of a run of so many steps. None if it cannot be simulated, or if
-    Ctrl-C ended the simulation, which is printed."""
+def simulate_step_seconds(choice: PlacementChoice, steps: int = 0) -> float | None:
+    """Return the seconds of a step in the middle of a run of so many steps; 0: as many as it takes. None if
+    it cannot be simulated, or if Ctrl-C ended the simulation, which is printed."""
+    # Steps that run ahead end in bursts.
+    steps = steps or max(FEWEST, 2 * steps_before_middle(main_phase(choice.question.program)))
     with closing(SimulationProgress()) as progress:
         try:
             return simulate_steps(make_simulator(choice, progress), steps, progress.show_steps_done).mean_step_seconds

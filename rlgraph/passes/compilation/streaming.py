@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from rlgraph.backends.sim.steady_state import FEWEST
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import StreamLine
 from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_objective_value
@@ -32,7 +31,7 @@ def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> Placement
         timed = SimulationCache(STEPS)
         if other is None or not _promising(choice, other, timed):
             return choice
-        streaming = simulate_choice(other, FEWEST, timed=timed)
+        streaming = simulate_choice(other, timed=timed)
     except (OutOfTime, ChoiceInterrupted, ProgramError):
         # It cannot be simulated (`simulate` says why), or there is no time for it.
         return choice

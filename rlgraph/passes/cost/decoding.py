@@ -79,7 +79,8 @@ class GenerationCostModel:
         prompts = prefill_cost(self.config, self.deployment, self.constants, batch, rows / batch.samples)
         if batch.episodes:
             return call + self._play(batch.episodes, prompts, rows, slower, copies)
-        return (prompts + _decode(self.step, batch, rows, self.slots)).scaled(slower) + call
+        decode = _flow if batch.requests > 1 and self.deployment.engine_spec.admits else _decode
+        return (prompts + decode(self.step, batch, rows, self.slots)).scaled(slower) + call
 
     def _play(self, episodes: Episodes, prompts: Cost, rows: float, slower: float, copies: int) -> Cost:
         """Return the cost of episodes: those that are played stand for so many each, which go side by side."""
@@ -277,6 +278,15 @@ def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cos
     return total + (
         step.cost(together).scaled(excess / together) if rows > together else step.cost_per_row.scaled(excess)
     )
+
+
+def _flow(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
+    """Return the cost of the decoding steps of one replica for each of several requests that follow each other without
+    a break. Its slots are always busy; but there are no more rows than those of so many requests, each of which is
+    there until its longest row has ended."""
+    tokens, longest = rows * batch.response.mean, batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0))
+    together = min(rows, most, max(1.0, tokens * batch.requests / max(longest, 1.0)))
+    return step.cost(together).scaled(tokens / together)
 
 
 @lru_cache(1024)

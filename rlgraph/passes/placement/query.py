@@ -146,6 +146,10 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     step = tuple(phase_tasks(question.program, phase, question.workload, elsewhere, question.streamed_tables))
     processes = question.schedule.host_processes
     step = tuple(replace(task, workers=processes) if task.shared else task for task in step)
+    older = phase.staleness.steps
+    if older and phase.staleness.span == "token":
+        refreshed = {line.model for line in question.schedule.refreshes if line.by != "drain"}
+        step = tuple(_without_breaks(task, older + 1) if task.model in refreshed else task for task in step)
     parts = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))
     for component in parts:
@@ -176,8 +180,16 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         host_optimizer=question.host_optimizer,
         hosts=any(line.optimizer == "host" for line in question.schedule.placements),
     )
-    older = 0 if question.sequential_steps else phase.staleness.steps
-    return PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, older)
+    return PlacementProblem(
+        parts, question.cluster, options, question.goal, placed, pairs, 0 if question.sequential_steps else older
+    )
+
+
+def _without_breaks(task: Task, requests: int) -> Task:
+    """Return a task; if it samples, with rows that those of so many requests follow without a break."""
+    if not NODES[task.op].generates:
+        return task
+    return replace(task, batches=tuple(replace(batch, requests=requests) for batch in task.batches))
 
 
 def _components(question: PlacementQuery, step: Sequence[Task], apart: Collection[str]) -> list[Component]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -84,6 +85,28 @@ def test_the_slowest_copy_takes_on_average_what_is_expected(
         all_copies += ends
     assert fmean(slowest) == pytest.approx(expected, rel=0.03)
     assert fmean(all_copies) < fmean(slowest) or copies == 1
+
+
+@pytest.mark.parametrize("requests", [2, 5])
+@pytest.mark.parametrize("mean, p99", [(1000, 2000), (1000, 8192)])
+def test_calls_without_breaks_take_what_a_plan_is_chosen_by(requests: int, mean: int, p99: int) -> None:
+    """So many calls are under way: the next one comes when the oldest one has ended."""
+    rows, answers = 64, Lengths.lognormal(mean=mean, p99=p99).capped(8192)
+    batch = Batch(float(rows), Lengths((PROMPT,)), answers, requests=requests)
+    deployment = Deployment("vllm", ISLAND, make_mesh(1))
+    expected = decoding.generation_cost(config(), deployment, default_constants("gpu"), batch).seconds
+    together, ends, random = ContinuousBatch(), list[float](), Random(0)
+    for number in range(8 * requests):
+        drawn = [answers.quantile((place + 0.5) / rows) for place in range(rows)]
+        random.shuffle(drawn)
+        pace = one(drawn).pace
+        assert pace is not None
+        together.add_call(ends[number - requests] if number >= requests else 0.0, pace, drawn)
+        ends = [max(each) for each in together.row_end_times()]
+    measured = (ends[-1] - ends[2 * requests - 1]) / (len(ends) - 2 * requests)
+    assert expected == pytest.approx(measured, rel=0.1)
+    alone = decoding.generation_cost(config(), deployment, default_constants("gpu"), replace(batch, requests=1)).seconds
+    assert alone > 1.2 * measured, "whole batches wait for their longest rows"
 
 
 def test_a_call_that_is_alone_takes_what_it_takes() -> None:

@@ -949,3 +949,27 @@ def test_a_reward_model_of_unknown_size_is_as_large_as_what_is_trained() -> None
 
 def test_a_goal_that_is_none() -> None:
     assert codes("1x8:h100", minimize="memory") == ["E0934"]
+
+
+@pytest.mark.parametrize("by, requests", [("drain", 1), ("keep", 4)])
+def test_rows_that_newer_weights_come_to_are_sampled_without_breaks(by: str, requests: int) -> None:
+    """Then a plan is chosen by full replicas, and not by the longest row of each step."""
+    text = (ALGORITHMS / "async_grpo.rlf").read_text()
+    assert "step async(lag=2):" in text
+    schedule = f"""schedule async_grpo
+pool learn = 4 devices
+pool play = 4 devices
+place actor.train on learn
+place actor.generate on play(engine=vllm)
+refresh actor on play(by={by})
+"""
+    found = rlgraph.compile(
+        text.replace("lag=2", "staleness=3, span=token"),
+        {"base": SMALL["base"]},
+        schedule=schedule,
+        cluster="1x8:h100-80gb",
+        workload=LENGTHS,
+        stream=False,
+    ).choice.problem
+    [component] = [part for part in found.components if part.work == "generate"]
+    assert [batch.requests for task in component.tasks for batch in found.tasks[task].batches] == [requests]
