@@ -71,6 +71,12 @@ class Case:
     """To be averaged, where steps are not alike."""
 
     def simulated(self, prompts: str, answers: str, alike: float = 0.0) -> Simulation:
+        return self.compiled_and_simulated(prompts, answers, alike)[1]
+
+    def compiled_and_simulated(
+        self, prompts: str, answers: str, alike: float = 0.0
+    ) -> tuple[rlgraph.Compiled, Simulation]:
+        """Without a schedule everything is searched for, streams among it."""
         program = (HERE / f"{self.program}.rlf").read_text()
         if isinstance(self.lag, str):
             how = f"step async({self.lag}):"
@@ -78,7 +84,7 @@ class Case:
             how = rf"step async(\1={self.lag}):" if self.lag else "step:"
         program, found = re.subn(r"^step async\((\w+)=\d+\):", how, program, flags=re.MULTILINE)
         assert found == 1, self.program
-        schedule = (HERE / f"{self.schedule}.rls").read_text()
+        schedule = (HERE / f"{self.schedule}.rls").read_text() if self.schedule else ""
         for pool, devices in self.pools.items():
             schedule, found = re.subn(rf"(pool {pool} += )\d+", rf"\g<1>{devices}", schedule)
             assert found == 1, pool
@@ -86,11 +92,16 @@ class Case:
             schedule += "refresh actor on play(by=keep)\n"
         lengths = replace(parse_workload(prompts, answers, 1.0), alike=alike)
         made = rlgraph.compile(
-            program, self.set, schedule=schedule, cluster=self.cluster, workload=lengths, stream=False
+            program,
+            self.set,
+            schedule=schedule or None,
+            cluster=self.cluster,
+            workload=lengths,
+            stream=not schedule,
         )
         # Orders that join end together, up to three of them here.
         steps = 3 * STEPS if isinstance(self.lag, str) else max(STEPS, 3 * self.lag)
-        return simulate(made, read_cluster(self.cluster), steps=self.steps or steps, workload=lengths)
+        return made, simulate(made, read_cluster(self.cluster), steps=self.steps or steps, workload=lengths)
 
 
 @dataclass(frozen=True)

@@ -756,6 +756,14 @@ def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> 
     assert tries.max_tries == FEW_TRIES
 
 
+@pytest.mark.parametrize("seed", few(range(40), 2, 7, 15))
+def test_allocations_of_which_not_all_choices_were_tried_come_up_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlgraph.passes.placement.search.search.MOST_TRIES", 2)
+    compare(random_case(seed))
+
+
 @pytest.mark.parametrize("limit", [{"patience": 2}, {"most_work": 20}], ids=["gains nothing", "worked enough"])
 def test_a_search_ends_with_what_it_has_whatever_the_clock_says(
     limit: dict[str, int], monkeypatch: pytest.MonkeyPatch

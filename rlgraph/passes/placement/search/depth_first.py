@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import is_, le
 
@@ -19,7 +20,7 @@ from rlgraph.passes.placement.search.problem import device_peak_bytes
 from rlgraph.passes.placement.search.progress import SearchProgress
 
 MOST_TRIES = 4000
-"""Choices of options that are looked at for one allocation; a bound stands for the rest."""
+"""Choices of options that are looked at for one allocation at first; a bound stands for the rest."""
 
 FEW_TRIES = 200
 """Choices that are looked at for all allocations between two, which are then looked at by halves."""
@@ -70,6 +71,8 @@ class AllocationSearch:
         ]
         self.tries_left = tries
         self.fathomed = True
+        self.least_untried_bound = math.inf
+        """The least bound of what was left when the tries were over, of one allocation."""
         self.pieces: Pieces = ()
 
     def run(self) -> bool:
@@ -128,8 +131,11 @@ class AllocationSearch:
             self.fathomed = False
             return
         value = self.bounds.sharp_bound(self.blocks, self.devices, choices)
-        if value >= self.incumbent.good_enough_bound() or self.tries_left < 0:
+        if value >= self.incumbent.good_enough_bound():
             self.incumbent.note_pruned(value)
+            return
+        if self.tries_left < 0:
+            self.least_untried_bound = min(self.least_untried_bound, value)
             return
         # The bound also holds for other lists, and for options that need no less of anything.
         lists = self.shared_task_seconds(chosen, choices)

@@ -61,6 +61,8 @@ class Incumbent:
         """The least bound of what was pruned."""
         self.least_open_bound = 0.0
         """The least bound of what is still open."""
+        self.least_postponed_bound = math.inf
+        """The least bound of allocations of which not all choices were tried."""
 
     def good_enough_bound(self) -> float:
         """Return the bound from which on nothing is worth looking at."""
@@ -98,7 +100,8 @@ class Incumbent:
 
     def proven_bound(self) -> float:
         """Return the value that no plan can beat, as far as it is proven."""
-        return min(self.least_pruned_bound, self.least_open_bound, self.best.value if self.best else math.inf)
+        left = min(self.least_open_bound, self.least_postponed_bound)
+        return min(self.least_pruned_bound, left, self.best.value if self.best else math.inf)
 
     def best_with_bound(self) -> SearchResult | None:
         """Return the best plan, with the bound that is proven of it."""

@@ -48,6 +48,9 @@ MOST_WORK = 200_000
 """Work (`Options.work_done`) after which a search that has a plan returns it with the gap that is left: ten seconds of
 a slow core."""
 
+MORE = 10
+"""How many times as many choices are tried of an allocation that comes up again."""
+
 FUSING_WORK = MOST_WORK // 4
 """As many more for trainings that share a pipeline."""
 
@@ -61,6 +64,10 @@ GAIN = 0.05
 Fuse = Literal["all", "last", "none"]
 """Where trainings may share pipelines: in all plans that are looked at, at the end in the pools of the best one, or in
 no plan."""
+
+Postponed = tuple[float, int, int, Blocks, tuple[int, ...], int]
+"""An allocation of which not all choices were tried: its bound, the count of those before it, the index of the problem,
+its pools with their devices, and how many choices were tried."""
 
 Entry = tuple[float, int, int, Blocks, Box, bool]
 """An entry of the heap: a bound, the count of entries before it, the index of the problem, a partition, the sizes of
@@ -113,6 +120,7 @@ class Search:
         """The gap at the last gain, and the steps until then."""
         self._seen_allocations: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
+        self._postponed: list[Postponed] = []
         self.fused: SearchResult | None = None
         """A plan whose trainings share pipelines, if it is better than the best of those that were searched."""
 
@@ -143,6 +151,7 @@ class Search:
             with _uncollected():
                 try:
                     self.search_partitions()
+                    self.search_postponed()
                 except OutOfWork:
                     self.watch.most_work = self.watch.work_done() + FUSING_WORK
                 best = self.incumbent.best
@@ -222,6 +231,27 @@ class Search:
                         heap, max(least, self.box_bound(part_way, part, narrowed)), part_way, part, narrowed
                     )
         incumbent.least_open_bound = math.inf
+
+    def search_postponed(self) -> None:
+        """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
+        the best plan is near enough."""
+        while self._postponed and not self.has_stalled():
+            least, _, way, blocks, devices, tries = self._postponed[0]
+            if least >= self.incumbent.good_enough_bound():
+                return
+            again = AllocationSearch(
+                self.boxes, self.bounds[way], self.watch, blocks, devices, devices, tries=MORE * tries
+            )
+            again.run()
+            heappop(self._postponed)
+            self.postpone(way, again, max(least, again.least_untried_bound), MORE * tries)
+
+    def postpone(self, way: int, search: AllocationSearch, bound: float, tries: int) -> None:
+        """Note an allocation that was searched with so many tries, if these were not enough."""
+        if bound < math.inf:
+            self._count += 1
+            heappush(self._postponed, (bound, self._count, way, search.blocks, search.devices, tries))
+        self.incumbent.least_postponed_bound = self._postponed[0][0] if self._postponed else math.inf
 
     def keep_plan_that_fits(self) -> bool:
         """Keep a plan that has room, however long its steps take: from there on there is one. Return false where there
@@ -357,6 +387,7 @@ class Search:
             AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
         full = AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
         fathomed = full.run()
+        self.postpone(way, full, full.least_untried_bound, tries)
         if not fathomed and full.tries_left < 0:
             self.tries.note_given_up()
         return fathomed
