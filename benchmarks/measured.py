@@ -58,6 +58,7 @@ FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     ("transformers", r"26 November 2026", {"logit": 71}),
+    ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
 )
 """Engines, sources that have measured them as they are not here, and what differs.
@@ -69,7 +70,8 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. Ours was torch's when our rows were measured."""
+and to clip it. When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each
+operation."""
 
 WHOLE_EXPERTS = r"NVIDIA-NeMo/RL|nvidia\.com/nemo/rl"
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too:

@@ -46,9 +46,6 @@ MOST = 3
 LONGEST = 8
 """The most works of the critical path that are reported."""
 
-STEPS = 2
-"""The number of steps that are simulated if steps overlap."""
-
 LONG_TEXT = 60
 """The most characters of a cluster's text that is written in a sentence."""
 
@@ -285,7 +282,7 @@ def evaluate_change(
     if problem.staleness_steps and not choice.problem.staleness_steps and best.value < choice.search_result.value:
         # The other step is alone: what a steady state leaves out is not a saving.
         alternative = PlacementChoice(plan_from_search(other.question, problem, best), best, problem, other.question)
-        alternative = choose_by_simulation(alternative, replace(choice, question=other.question), steps=STEPS)
+        alternative = choose_by_simulation(alternative, replace(choice, question=other.question))
         seconds = alternative.simulated_step_s or alternative.search_result.seconds
         value = problem.objective_value(seconds, alternative.search_result.blocks, alternative.search_result.devices)
         best = replace(alternative.search_result, seconds=seconds, value=value)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import slow_link
+from benchmarks import slow_link, split_points
 from benchmarks.asynchrony import EXPERIMENTS, HEAD, Experiment, rows, shown
 from tests.documents import ROOT
 
@@ -48,3 +48,20 @@ def test_the_slow_link_on_the_page_is_what_is_printed() -> None:
     found = [slow_link.shown(row) for row in slow_link.rows(slow_link.MODELS[:1])]
     assert lines[: len(found)] == found
     assert len(lines) == len(found) * len(slow_link.MODELS)
+
+
+def test_split_points_are_those_of_the_experiments() -> None:
+    text = (ROOT / "docs/why/split-points.md").read_text("utf-8")
+    [table] = re.findall(r"<!-- split points -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
+    head, lines = "\n".join(table.splitlines()[:2]), table.splitlines()[2:]
+    assert head == split_points.HEAD
+    wanted = list(split_points.compared())
+    assert len(lines) == len(wanted)
+    for line, (cells, _, _, case) in zip(lines, wanted, strict=True):
+        gain, published, met = (cell.strip() for cell in line.strip("|").split("|")[5:8])
+        assert line.startswith(cells) and published == case.published
+        higher = float(gain.rstrip("x")) > 1
+        # A gain of 1.00 may be on either side.
+        assert gain == "1.00x" or met == ("yes" if higher == (split_points.least_published(case) > 1) else "no")
+    met = sum(" | yes | " in line for line in lines)
+    assert f"{met} of {len(lines)} rows" in text

@@ -267,11 +267,14 @@ def tasks(dice: random.Random, names: Sequence[str], longer: int) -> list[Task]:
 
 
 def drawn(task: Task) -> tuple[object, ...]:
-    """What a task is drawn as, without names of classes and fields, nor what values say beside these four: cases
-    outlive that."""
-    reads = tuple(astuple(value)[:4] for value in task.reads)
+    """What a task is drawn as, without names of classes and fields, nor what values say beside these four, and batches
+    beside these seven: cases outlive that."""
+    few = {
+        "reads": tuple(astuple(value)[:4] for value in task.reads),
+        "batches": tuple(astuple(batch)[:7] for batch in task.batches),
+    }
     members = zip(fields(task), astuple(task), strict=True)
-    return tuple(reads if member.name == "reads" else value for member, value in members)
+    return tuple(few.get(member.name, value) for member, value in members)
 
 
 def component(

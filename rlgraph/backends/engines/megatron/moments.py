@@ -48,7 +48,7 @@ def resume_optimizer(adam: Any, kinds: Collection[str], steps: float) -> None:
     for torch_optimizer, group, _, target, _ in _targets(adam):
         torch_optimizer.state[target] = {kind: torch.zeros_like(target.detach()) for kind in _KINDS if kind in kinds}
         if isinstance(torch_optimizer, torch.optim.AdamW):
-            torch_optimizer.state[target][STEP] = torch.tensor(steps, dtype=torch.float32)
+            torch_optimizer.state[target][STEP] = torch.tensor(steps, dtype=torch.float32, device=target.device)
         else:
             # Transformer Engine's and Apex's optimizers count the updates of a whole group.
             group[STEP] = int(steps)

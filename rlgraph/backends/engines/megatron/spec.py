@@ -100,7 +100,7 @@ SPEC = EngineSpec(
     # training fitted to MH01, MH03 and, with what they differ in, MA01 to MA07 of docs/why/accuracy.md, models of 1.7
     # to 175 billion parameters on H100 and A100. Work that only reads is assumed to reach as much. Bytes of a logit
     # are counted (docs/why/gpu.md); of reading, one of three passes is assumed. Bytes of a weight are counted, too
-    # (`python benchmarks/step_bytes.py`), with torch's AdamW of several kernels, as it is without Transformer Engine.
+    # (`python benchmarks/step_bytes.py`), with torch's fused AdamW, as it is without Transformer Engine.
     rates={
         "gpu": {
             "train": Rates(
@@ -112,7 +112,7 @@ SPEC = EngineSpec(
                 experts=3.6e-3,
                 logit=175,
                 gradient=10,
-                stepped=60,
+                stepped=16,
                 update=5e-3,
                 hides=0.6,
             ),

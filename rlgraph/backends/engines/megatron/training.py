@@ -71,6 +71,11 @@ class Trainer:
             use_distributed_optimizer=distributed,
         )
         self._adam = get_megatron_optimizer(config, [self.chunk], use_gloo_process_groups=False)
+        for inner in self._inner_optimizers():
+            if isinstance(inner, torch.optim.AdamW):
+                # Megatron makes torch's where Transformer Engine and Apex are missing: a pass for each operation.
+                for group in inner.param_groups:
+                    group.update(fused=True, foreach=False)
 
     @property
     def adam(self) -> Any:
