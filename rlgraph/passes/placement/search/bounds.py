@@ -48,6 +48,11 @@ class Candidates:
         return max(option.copies for option in self.options)
 
     @cached_property
+    def least_on_host(self) -> Option:
+        """The option that puts the fewest bytes into a host's memory."""
+        return min(self.options, key=attrgetter("host"))
+
+    @cached_property
     def candidates_by_split(self) -> Sequence[Candidates]:
         """The options in groups whose splits are equal for transfers of weights, which do not depend on the rest."""
         groups: dict[tuple[object, ...], list[Option]] = {}

@@ -130,6 +130,8 @@ class AllocationSearch:
         if self.tries_left < 0 and self.devices != self.most:
             self.fathomed = False
             return
+        if self.devices == self.most and not self.hosts_have_room(choices):
+            return
         value = self.bounds.sharp_bound(self.blocks, self.devices, choices)
         if value >= self.incumbent.good_enough_bound():
             self.incumbent.note_pruned(value)
@@ -177,6 +179,12 @@ class AllocationSearch:
                 return
             if not self.fathomed:
                 return
+
+    def hosts_have_room(self, choices: Choices) -> bool:
+        """Return whether pools that share a node may have room in its host's memory, with the options that need least
+        of it."""
+        least = [choices[number].least_on_host for number in sorted(choices)]
+        return hosts_have_room(self.problem, self.blocks, self.devices, least)
 
     def is_apart(self, number: int, option: Option, chosen: Mapping[int, Option]) -> bool:
         """Return whether a component would be done by other processes than one that has to share them."""

@@ -234,9 +234,10 @@ class Search:
 
     def search_postponed(self) -> None:
         """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
-        the best plan is near enough, or half of the work is done: searches for other plans need the rest."""
+        the best plan is near enough, or half of the work is done: searches for other plans need the rest. Where nothing
+        has fitted yet it would take as long again to say so."""
         self.watch.most_work /= 2
-        while self._postponed and not self.has_stalled():
+        while self._postponed and self.incumbent.best is not None and not self.has_stalled():
             least, _, way, blocks, devices, tries = self._postponed[0]
             if least >= self.incumbent.good_enough_bound():
                 return
