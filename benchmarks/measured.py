@@ -285,12 +285,12 @@ class _Facts:
         chunks = self.row.noted(r"\b(\d+) chunks a stage") or 1
         if self.pp > 1 and chunks == 1 and "interleaved" in self.row.cells["notes"]:
             raise Inexpressible("its pipeline is interleaved, and it does not say in how many parts")
-        if self.dp % self.ep:
-            raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
-        # In published rows experts are split over the copies; here over the ranks of one.
         ep = self.ep
         if ep % self.tp == 0 and re.search(WHOLE_EXPERTS, self.row.cells["source"]):
             ep //= self.tp
+        if self.dp % ep:
+            raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
+        # In published rows experts are split over the copies; here over the ranks of one.
         sizes = {"tp": self.tp, "pp": self.pp, "ep": ep, "dp": self.dp // ep}
         if self.row.engine.startswith("fsdp"):
             sizes["fsdp"] = self.row.noted(r"in shards of (\d+)") or self.dp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import engines_by_name
@@ -42,26 +43,26 @@ def layout_problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "ca
 
 
 def _chunk_misfits(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
-    """Return what is wrong with a mesh whose pipeline stages have several parts (chunks) of a model each: it has to
-    have as many stages, one behind the other, as there are parts."""
+    """Return what is wrong with a mesh whose pipeline stages have several parts (chunks) of a model each: each part has
+    to have as many layers."""
     stages, chunks = mesh.axis_size("pp"), mesh.axis_size("chunks")
     if chunks == 1 or "chunks" not in spec.axes:
         return []
     if stages == 1:
         return [f"chunks={chunks} are parts of the layers on each of several stages, and there is one: say `pp=`, too"]
 
-    def misfits(shape: Shape, chunks: int) -> list[str]:
-        return spec.misfits["pp"](shape, stages * chunks) if "pp" in spec.misfits else []
+    return _misfits("chunks", chunks, shape, partial(_uneven_chunks, stages), f" on pp={stages}")
 
-    return _misfits("chunks", chunks, shape, misfits, f" on pp={stages}") if not misfits(shape, 1) else []
+
+def _uneven_chunks(stages: int, shape: Shape, chunks: int) -> list[str]:
+    return [f"does not divide the {shape.layers} layers"] if chunks > 1 and shape.layers % (stages * chunks) else []
 
 
 def model_chunk_counts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
     """Return the numbers of parts of the layers, more than one, that each of so many stages can have."""
     if stages == 1 or "chunks" not in spec.axes:
         return []
-    sizes, misfits = range(2, shape.layers // stages + 1), spec.misfits.get("pp")
-    return [chunks for chunks in sizes if misfits is None or not misfits(shape, stages * chunks)]
+    return [chunks for chunks in range(2, shape.layers // stages + 1) if not _uneven_chunks(stages, shape, chunks)]
 
 
 def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:

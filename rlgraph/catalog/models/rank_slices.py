@@ -17,6 +17,7 @@ from rlgraph.ir.layout import (
     name_with_first_layer,
 )
 from rlgraph.ir.mesh import Mesh
+from rlgraph.ir.stages import stage_layers
 
 Slice = tuple[str, Range]
 """A global tensor's name, and a range along one of its dimensions."""
@@ -46,9 +47,8 @@ class RankSlicer:
         shapes = {
             parameter.name: parameter.shape for parameter in (parameter_shapes(shape, kind) if of is None else of)
         }
-        # With chunks, a stage has some layers of each round over all stages.
-        stages, stage, rounds = mesh.axis_size("pp"), mesh.axis_position(rank, "pp"), mesh.axis_size("chunks")
-        layers = tuple(even_range(shape.layers, rounds * stages, index * stages + stage) for index in range(rounds))
+        stages, stage = mesh.axis_size("pp"), mesh.axis_position(rank, "pp")
+        layers = stage_layers(shape.layers, stages, stage, mesh.axis_size("chunks"))
         experts = even_range(shape.experts, mesh.axis_size("ep"), mesh.axis_position(rank, "ep"))
         return cls(shapes, layers, mesh.axis_size("tp"), mesh.axis_position(rank, "tp"), experts)
 

@@ -8,6 +8,7 @@ from functools import cache
 
 from rlgraph.catalog.models.families import ModelKind, layer_matrices, parameter_shapes
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.stages import stage_layer_counts
 from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_peak_bytes, logits_bytes
@@ -254,15 +255,17 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
 def _pipeline(
     config: ModelConfig, deployment: Deployment, per_block: Activations, first: float, last: float
 ) -> BytesByUse:
-    """Return the bytes of the fuller one of the first and the last stage, with so many in-flight micro-batches; the
+    """Return the bytes of the fullest stage, with so many in-flight micro-batches on the first and on the last one; the
     last one has the head, and keeps its activations of one micro-batch, whose backward begins at once."""
-    layers, heads = config.shape.layers / deployment.pp, 1.0
+    layers, heads = stage_layer_counts(config.shape.layers, deployment.pp), 1.0
+    # A later stage may have more layers, and under 1F1B has one micro-batch fewer in flight than the one before.
+    kept = max(layers[0] * first, *(size * min(first, deployment.pp - stage) for stage, size in enumerate(layers)))
     if deployment.in_flight:
         first, last = deployment.in_flight
-        heads = last
-    ahead = BytesByUse((("activations", layers * per_block.layer * first + per_block.working),))
+        kept, heads = max(layers) * first, last
+    ahead = BytesByUse((("activations", kept * per_block.layer + per_block.working),))
     return (
-        larger_total(ahead, _turn(last * layers * per_block.layer + heads * per_block.ends, per_block))
+        larger_total(ahead, _turn(last * layers[-1] * per_block.layer + heads * per_block.ends, per_block))
         if last
         else ahead
     )

@@ -19,6 +19,7 @@ from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import PrefixSharing
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.stages import stage_layer_counts
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import recomputed_head_share, saved_layer_bytes_per_token
 from rlgraph.passes.cost.batch import Batch, total_rows
@@ -193,14 +194,31 @@ def latency_model(
     batches: Sequence[Batch],
 ) -> LatencyModel:
     """Return the time of one replica's forward pass, or of its forward and backward passes; it does not depend on the
-    number of replicas."""
-    shape, rates = config.shape, constants.rates[deployment.engine, kind]
-    passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
+    number of replicas. Where stages have unlike numbers of layers, each takes as long as the slowest."""
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
     fed, tiles = (deployment.packs_rows, deployment.prefix_sharing), deployment.engine_spec.memory.head_tiles
-    row = _row(kind, shape, config.kind, deployment.tp, budget, *fed, again, tiles, tuple(batches))
+    row = _row(kind, config.shape, config.kind, deployment.tp, budget, *fed, again, tiles, tuple(batches))
+    counts = stage_layer_counts(config.shape.layers, deployment.pp)
+    # The last stage has the head; one before it may have more layers.
+    slowest = {counts[-1]: True, max(counts): max(counts) == counts[-1]}
+    models = (_stage_latency(kind, config, deployment, constants, row, *stage) for stage in slowest.items())
+    return max(models, key=lambda model: model.row_s + model.block_s * model.blocks)
+
+
+def _stage_latency(
+    kind: Literal["forward", "train"],
+    config: ModelConfig,
+    deployment: Deployment,
+    constants: Constants,
+    row: _Row,
+    layers: int,
+    has_head: bool,
+) -> LatencyModel:
+    """Return the time of a replica all of whose stages have so many layers, and whether they have the head, too."""
+    shape, rates = config.shape, constants.rates[deployment.engine, kind]
+    passes, reduces = (1.0, 2) if kind == "forward" else (4.0, 6) if deployment.recompute else (3.0, 4)
     tokens, blocks, device = row.tokens, row.blocks, deployment.island.device
-    layers = shape.layers / deployment.pp
+    stages = shape.layers / layers
     inner, stage_link = deployment.tp_and_pp_links(constants)
     tokens /= deployment.cp
     size = tokens * shape.hidden * config.item_bytes
@@ -233,11 +251,11 @@ def latency_model(
         both = 1 if kind == "forward" else 2
         on, hop = both * size / stage_link.bandwidth, both * stage_link.latency
         sent, rounds = sent + deployment.chunks_per_stage * on, rounds + deployment.chunks_per_stage * hop
-    products = row.weight_flops / deployment.pp / device.matmul_flops(config.product_dtype)
+    products = row.weight_flops / stages / device.matmul_flops(config.product_dtype)
     # Kernels skip the half that a causal mask hides.
     attended = rates.attention * row.attention_flops / 2 / deployment.attention_rate
-    products += attended / deployment.pp / device.matmul_flops(config.attention_dtype)
-    products += row.head_flops / device.matmul_flops(config.dtype)
+    products += attended / stages / device.matmul_flops(config.attention_dtype)
+    products += has_head * row.head_flops / device.matmul_flops(config.dtype)
     compute = products / deployment.tp / deployment.cp / rates.compute
     moved = (
         passes
@@ -252,7 +270,7 @@ def latency_model(
         moved += (
             passes * constants.traffic * layers * shape.heads / deployment.tp * row.squares * max(4, config.item_bytes)
         )
-    if config.kind == "causal_lm":
+    if config.kind == "causal_lm" and has_head:
         moved += rates.logit * row.scored * shape.vocab / deployment.tp / deployment.cp
     memory = moved / (device.stream_bandwidth * rates.memory)
     slower = contention_slowdown(deployment, rates)
@@ -264,9 +282,7 @@ def latency_model(
     passing = rates.block * deployment.chunks_per_stage
     # Few tokens of a micro-batch go to one expert: its weights take as long to read as its products, and so do
     # gradients that are added up.
-    expert_weights = (
-        work.expert_parameter_count(shape) / deployment.pp / deployment.tp / deployment.ep / deployment.fsdp
-    )
+    expert_weights = work.expert_parameter_count(shape) / stages / deployment.tp / deployment.ep / deployment.fsdp
     read = expert_weights * (passes * config.item_bytes + (2 * WIDE if kind == "train" else 0))
     if kind == "train":
         read += rates.gradient * (

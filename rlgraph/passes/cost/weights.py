@@ -53,8 +53,11 @@ def _carried(config: ModelConfig, deployment: Deployment, kind: ModelKind) -> fl
 
 @cache
 def _laid_out(name: str, shape: Shape, split: Mesh, kind: ModelKind) -> int:
-    """Return how many numbers travel from the first rank of a split."""
-    return sum(math.prod(tensor.shape) for tensor in engine(name).transferred_tensors(shape, split, 0, kind))
+    """Return how many numbers travel from the rank of a split that has most."""
+    return max(
+        sum(math.prod(tensor.shape) for tensor in engine(name).transferred_tensors(shape, split, rank, kind))
+        for rank in (split.rank_at(pp=stage) for stage in range(split.axis_size("pp")))
+    )
 
 
 def weight_sync_cost(

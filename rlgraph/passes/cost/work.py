@@ -17,6 +17,7 @@ from rlgraph.catalog.models.families import (
 )
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.layout import first_stacked_layer
+from rlgraph.ir.stages import stage_layers
 from rlgraph.passes.cost import latent_attention
 
 
@@ -97,18 +98,26 @@ def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
 
 
 @cache
-def stage_parameter_count(shape: Shape, kind: ModelKind, pp: int) -> int:
-    """Return the parameters of the fullest of equal pipeline stages. The first has the embedding, the last has the
-    last norm and the head; a tied head is a separate tensor there."""
+def _stage_contents(shape: Shape, kind: ModelKind, pp: int) -> frozenset[tuple[int, int, int]]:
+    """Return of each kind of pipeline stage its parameters, its layers, and those of them that have experts. The first
+    has the embedding, the last has the last norm and the head; a tied head is a separate tensor there."""
     if pp == 1:
-        return parameter_count(shape, kind)
-    stage, embedding = -(-shape.layers // pp), shape.vocab * shape.hidden
-    first, last = (
-        sum(layer_parameter_count(shape, layer) for layer in layers)
-        for layers in (range(stage), range(shape.layers - stage, shape.layers))
-    )
+        return frozenset({(parameter_count(shape, kind), shape.layers, shape.expert_layer_count)})
+    embedding = shape.vocab * shape.hidden
     head = embedding if kind == "causal_lm" else shape.hidden + (kind == "value_lm")
-    return max(first + embedding, last + shape.hidden + head)
+    contents, first_sparse = set(), shape.layers - shape.expert_layer_count
+    for stage in range(pp):
+        [(start, stop)] = stage_layers(shape.layers, pp, stage)
+        parameters = sum(layer_parameter_count(shape, layer) for layer in range(start, stop))
+        parameters += embedding * (stage == 0) + (shape.hidden + head) * (stage == pp - 1)
+        contents.add((parameters, stop - start, max(0, stop - max(start, first_sparse))))
+    return frozenset(contents)
+
+
+@cache
+def stage_parameter_count(shape: Shape, kind: ModelKind, pp: int) -> int:
+    """Return the parameters of the fullest pipeline stage."""
+    return max(parameters for parameters, _, _ in _stage_contents(shape, kind, pp))
 
 
 @cache
@@ -120,13 +129,16 @@ def fsdp_shard_parameter_count(shape: Shape, kind: ModelKind, parts: int) -> int
     )
 
 
+@cache
 def model_parallel_parameter_count(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
-    """Return the parameters of one rank of the fullest stage: layers are split over `tp`, and their experts over `ep`,
-    too. Each rank has all weights that make the latent numbers of a token."""
-    stage = -(-shape.layers // pp)
-    experts = expert_parameter_count(shape) / max(1, shape.expert_layer_count) * min(stage, shape.expert_layer_count)
-    entire = stage * latent_attention.shared_weight_count(shape, shape.latent) if shape.latent else 0
-    return (stage_parameter_count(shape, kind, pp) - entire - experts * (1 - 1 / ep)) / tp + entire
+    """Return the parameters of the fullest rank: layers are split over `tp`, and their experts over `ep`, too. Each
+    rank has all weights that make the latent numbers of a token."""
+    experts = expert_parameter_count(shape) / max(1, shape.expert_layer_count)
+    shared = latent_attention.shared_weight_count(shape, shape.latent) if shape.latent else 0
+    return max(
+        (parameters - layers * shared - sparse * experts * (1 - 1 / ep)) / tp + layers * shared
+        for parameters, layers, sparse in _stage_contents(shape, kind, pp)
+    )
 
 
 @cache

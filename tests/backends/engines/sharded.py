@@ -89,6 +89,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", _USUAL | {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 2}),
     # Several layers in each of several parts of a stage, with and without a window.
     "deep": ("gemma2", _USUAL | {"num_hidden_layers": 8, "head_dim": 16, "sliding_window": 5}),
+    # Stages have unlike numbers of layers.
+    "odd": ("gemma2", _USUAL | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 5}),
     "phi3": ("phi3", _USUAL | _SHORT | {"pad_token_id": 0}),
     "qwen3": ("qwen3", _USUAL | {"head_dim": 16, "num_key_value_heads": 4}),
     "mixtral": ("mixtral", _USUAL | _SHORT | {"num_local_experts": 4, "num_key_value_heads": 4}),

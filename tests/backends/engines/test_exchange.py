@@ -170,6 +170,7 @@ CASES = [
     ("megatron", make_mesh(1, 2, 2), 0, "vllm", make_mesh(4, 1, 1), 0),
     ("megatron", make_mesh(1, 2, 2), 0, "vllm", make_mesh(2, 1, 2), 0),
     ("megatron", make_mesh(1, 4, 1), 0, "vllm", make_mesh(1, 1, 4), 0),
+    ("megatron", make_mesh(1, 3, 1), 0, "vllm", make_mesh(1, 1, 2), 2),
     ("megatron", make_mesh(2, 1, 2), 0, "vllm", make_mesh(1, 1, 4), 0),
     ("megatron", make_mesh(2, 2, 1), 0, "megatron", make_mesh(1, 2, 2), 0),
     ("megatron", make_mesh(1, 1, 4), 0, "megatron", make_mesh(1, 4, 1), 0),
@@ -232,6 +233,7 @@ def test_a_model_arrives(four: Crew, over: str, case: Case) -> None:
 SPARSE = [
     ("megatron", make_mesh(tp=2, ep=2), 0, "transformers", make_mesh(2), 2),
     ("megatron", make_mesh(pp=2, ep=2), 0, "transformers", make_mesh(fsdp=3), 1),
+    ("megatron", make_mesh(pp=3), 0, "transformers", make_mesh(fsdp=2), 2),
     ("transformers", make_mesh(fsdp=2), 0, "megatron", make_mesh(pp=2, tp=2), 0),
     ("megatron", make_mesh(1, 4), 0, "megatron", make_mesh(ep=4), 0),
     ("megatron", make_mesh(tp=2, ep=2), 0, "vllm", make_mesh(tp=2), 2),

@@ -70,6 +70,7 @@ MESHES = {
     "tp2pp2chunks2": make_mesh(pp=2, tp=2, chunks=2),
     "pp2dp2chunks2": make_mesh(dp=2, pp=2, chunks=2),
     "tp4": make_mesh(tp=4),
+    "pp3": make_mesh(pp=3),
     "pp4": make_mesh(pp=4),
     "ep2": make_mesh(ep=2),
     "ep4": make_mesh(ep=4),
@@ -111,7 +112,8 @@ def spec_of(folder: Path, model: str, kind: ModelKind = "causal_lm") -> ModelSpe
             ("tp1", ["qwen2", "tied", "llama", "qwen3"]),
             ("tp2", ["qwen2", "tied", "llama", "mistral", "qwen3"]),
             ("pp2", ["tied", "llama"]),
-            ("tp2pp2", ["tied", "qwen3"]),
+            ("pp3", ["odd", "deepseek_v3"]),
+            ("tp2pp2", ["tied", "qwen3", "odd"]),
             ("tp4", ["qwen2"]),
             ("tp4", ["phi3"]),
             ("tp1", ["window", "granite", "gemma2"]),
@@ -226,6 +228,9 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
             ("pp2dp2", "tied", True),
             ("tp4", "qwen2", True),
             ("pp4", "tied", True),
+            ("pp3", "odd", True),
+            ("pp3", "deepseek_v3", False),
+            ("tp2pp2", "odd", True),
             ("pp2chunks2", "tied", True),
             ("tp2pp2chunks2", "gemma3_text", True),
             ("pp2dp2chunks2", "llama", True),
@@ -261,6 +266,7 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("tp2", "phi3", True),
         ("pp2", "llama", False),
         ("pp2dp2", "tied", True),
+        ("tp2pp2", "odd", True),
         ("pp2chunks2", "tied", True),
         ("tp2dp2", "gemma2", True),
         ("ep2dp2", "mixtral", True),
@@ -696,11 +702,16 @@ def test_gradients_of_grpo_and_ppo_that_travel_while_others_are_computed(
             ("deep", "pp2chunks2", "causal_lm"),
             ("deep", "pp2chunks4", "causal_lm"),
             ("deep", "tp2pp2chunks2", "value_lm"),
+            ("odd", "pp3", "value_lm"),
+            ("odd", "tp2pp2", "value_lm"),
+            ("odd", "pp4", "causal_lm"),
+            ("tied", "pp3", "causal_lm"),
         ],
         ("tied", "pp2chunks2", "value_lm"),
+        ("odd", "pp3", "value_lm"),
     ),
 )
-def test_gradients_of_stages_with_several_parts_of_a_model(
+def test_gradients_of_stages_with_several_parts_of_a_model_or_unlike_numbers_of_layers(
     ranks: Ranks, folder: Path, kind: ModelKind, model: str, split: str
 ) -> None:
     """With fewer micro-batches than stages, with as many, and with numbers of them that stages do not divide."""
@@ -747,7 +758,7 @@ def together(mesh: Mesh, specs: tuple[ModelSpec, ...], task: Task, turned: bool,
 @pytest.mark.parametrize(
     "split,turned",
     few(
-        [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True), ("pp2chunks2", True)],
+        [("pp2", True), ("pp2", False), ("tp2pp2", True), ("pp2dp2", True), ("pp2chunks2", True), ("pp3", True)],
         ("pp2chunks2", True),
     ),
 )

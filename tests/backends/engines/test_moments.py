@@ -120,6 +120,7 @@ DENSE = [
     ("megatron", make_mesh(dp=2, pp=2, chunks=2)),
     ("megatron", make_mesh(dp=2, tp=2)),
     ("transformers", make_mesh(fsdp=2)),
+    ("megatron", make_mesh(pp=3)),
     ("megatron", make_mesh(cp=2, dp=2)),
     ("transformers", make_mesh(fsdp=2, tp=2)),
     ("megatron", make_mesh(dp=2, pp=2)),
@@ -135,8 +136,8 @@ SPARSE = [
 
 SOME = [
     ("megatron", make_mesh(dp=2)),
+    ("megatron", make_mesh(pp=3)),
     ("transformers", make_mesh(fsdp=2)),
-    ("megatron", make_mesh(pp=2, tp=2)),
 ]
 
 

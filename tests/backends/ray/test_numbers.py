@@ -127,6 +127,16 @@ place actor.generate on play(engine=vllm)
 """,
         {("actor", "train"): {"micro_tokens": TOKENS}},
     ),
+    "deep: pp3 of unlike stages to two": Case(
+        "deep",
+        """
+pool learn = 3 devices
+pool play = 2 devices
+place actor.train, ref on learn(engine=megatron, pp=3)
+place actor.generate on play(engine=vllm)
+""",
+        {("actor", "train"): {"micro_tokens": TOKENS}},
+    ),
     "ppo: pp2, fused": Case(
         "ppo",
         """

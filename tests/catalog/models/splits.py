@@ -54,7 +54,7 @@ def splits(draw: DrawFn, engine: str) -> tuple[Shape, Mesh]:
     """A shape, and a mesh with two copies over which this engine can split it."""
     shape = draw(shapes(named(engine).experts))
     tp = draw(st.sampled_from([tp for tp in (1, 2, 3, 4, 6, 8) if shape.heads % tp == 0]))
-    pp = draw(st.sampled_from([pp for pp in (1, 2, 3) if shape.layers % pp == 0])) if engine == "megatron" else 1
+    pp = draw(st.sampled_from([pp for pp in (1, 2, 3, 4) if pp <= shape.layers])) if engine == "megatron" else 1
     sizes = [ep for ep in (1, 2, 3) if engine == "megatron" and shape.experts and shape.experts % ep == 0]
     cp = draw(st.sampled_from((1, 2))) if engine == "megatron" else 1
     chunks = draw(st.sampled_from([each for each in (1, 2, 3) if pp > 1 and shape.layers % (each * pp) == 0] or [1]))

@@ -25,6 +25,7 @@ SHAPE = Shape("qwen2", vocab=50, hidden=16, ffn=24, layers=4, heads=4, kv_heads=
     [
         ("transformers", make_mesh(4)),
         ("megatron", make_mesh(2, 4, 2)),
+        ("megatron", make_mesh(pp=3)),
         ("megatron", make_mesh(1, 1, 4)),
         ("megatron", make_mesh(2, 2, chunks=2)),
         ("vllm", make_mesh(3, 1, 4)),
@@ -39,8 +40,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
     [
         ("transformers", make_mesh(2, 2), ["transformers does not split along pp, but pp=2: it can use dp, fsdp, tp"]),
         ("vllm", make_mesh(1, 2, 2), ["vllm does not split along pp, but pp=2: it can use dp, ep, tp"]),
-        ("megatron", make_mesh(1, 3), ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"]),
-        ("megatron", make_mesh(1, 9), ["pp=9 does not divide the 4 layers: the nearest that fits is pp=4"]),
+        ("megatron", make_mesh(1, 5), ["pp=5 is more than the 4 layers: the nearest that fits is pp=4"]),
         (
             "megatron",
             make_mesh(1, 1, 3),
@@ -73,7 +73,7 @@ def test_a_legal_split_has_no_problems(engine: str, over: Mesh) -> None:
         (
             "megatron",
             make_mesh(pp=3, chunks=2),
-            ["pp=3 does not divide the 4 layers: the nearest that fits is pp=2 or pp=4"],
+            ["chunks=2 on pp=3 does not divide the 4 layers: the nearest that fits is chunks=1"],
         ),
         ("vllm", make_mesh(chunks=2), ["vllm does not split along chunks, but chunks=2: it can use dp, ep, tp"]),
         ("vllm", make_mesh(ep=2), ["ep=2 splits experts, of which this model has none: the nearest that fits is ep=1"]),
@@ -232,7 +232,7 @@ def test_a_family_that_transformers_does_not_split() -> None:
     ]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_the_parts_of_a_stage_are_those_that_no_mesh_of_them_is_refused_for(stages: int) -> None:
     for name, spec in engines_by_name().items():
         able = [

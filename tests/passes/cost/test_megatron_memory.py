@@ -22,6 +22,7 @@ CASES = [
     Work("train", Case("llama", rows=1, length=32, scored=8, fields=WIDE), 4),
     Work("train", Case("qwen2"), micros=2, split=make_mesh(tp=2)),
     Work("train", Case("qwen2", scored=64), 4, 4, split=make_mesh(pp=2)),
+    Work("train", Case("qwen2", scored=64), 5, 4, split=make_mesh(pp=2)),
     # gloo keeps the gradients that chunks have sent until the end.
     Work("train", Case("qwen2", scored=64), 8, 4, split=make_mesh(pp=2, chunks=2)),
     Work("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=make_mesh(dp=2)),
@@ -39,6 +40,7 @@ CASES = [
     Tuned("train", Case("qwen2", dtype="bfloat16", scored=64), micros=3),
     Tuned("train", Case("llama", kind="value_lm"), micros=2, split=make_mesh(tp=2)),
     Tuned("train", Case("qwen2", scored=64), 4, 4, split=make_mesh(pp=2)),
+    Tuned("train", Case("qwen2", scored=64), 3, 4, split=make_mesh(pp=2)),
     Tuned("train", Case("llama", dtype="bfloat16", rows=4, length=100, fields=WIDE), 4, 2, split=make_mesh(dp=2)),
     Tuned("train", Case("qwen3", scored=64), micros=2, split=make_mesh(cp=2)),
     Tuned("logprobs", Case("qwen2", scored=64)),

@@ -204,7 +204,7 @@ def test_parameters_of_layers_and_experts_are_those_of_the_tensors(family: str) 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
 @pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
 def test_the_fullest_stage_is_that_of_megatron(family: str, pp: int, kind: ModelKind, tied: bool) -> None:
     shape = replace(shape_of({"model_type": family, **SIZES, **OWN.get(family, {})}), tied=tied)
@@ -213,7 +213,9 @@ def test_the_fullest_stage_is_that_of_megatron(family: str, pp: int, kind: Model
 
 
 @pytest.mark.parametrize(
-    "over", [make_mesh(tp=8), make_mesh(pp=2, tp=4), make_mesh(ep=8, tp=2), make_mesh(pp=4, ep=4, tp=8)], ids=str
+    "over",
+    [make_mesh(tp=8), make_mesh(pp=2, tp=4), make_mesh(ep=8, tp=2), make_mesh(pp=4, ep=4, tp=8), make_mesh(pp=3, ep=8)],
+    ids=str,
 )
 def test_the_fullest_rank_is_that_of_megatron(over: Mesh) -> None:
     """Of a model whose heads share much; norms and routers, which each rank has, are little."""

@@ -24,7 +24,7 @@ from rlgraph.backends.engines.megatron.context_parallel import TokenShard
 from rlgraph.backends.engines.norm import rms_norm
 from rlgraph.backends.engines.varlen import AttentionOptions, attend, row_bounds
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.layout import even_range
+from rlgraph.ir.stages import stage_layers
 
 
 def stage_layer_specs(
@@ -38,15 +38,11 @@ def stage_layer_specs(
     """Return the layers of a stage, with the parameters of Megatron-core's local specification. network, attention:
     what gives the module of a layer with experts from the layer's number, in place of its feed-forward network, and the
     module in place of its attention."""
-    parts = chunks * config.pipeline_model_parallel_size
-    numbers = [
-        number
-        for part in range(rank, parts, config.pipeline_model_parallel_size)
-        for number in range(*even_range(config.num_layers, parts, part))
-    ]
+    ranges = stage_layers(config.num_layers, config.pipeline_model_parallel_size, rank, chunks)
     specs = [
         _layer(config, shape, number, network(number) if network and number >= shape.dense else None, attention)
-        for number in numbers
+        for layers in ranges
+        for number in range(*layers)
     ]
     return TransformerBlockSubmodules(specs, UnitOffsetNorm if shape.wide_norms else Norm)
 

@@ -43,7 +43,7 @@ def _cp_misfits(shape: Shape, cp: int) -> list[str]:
 
 
 def _pp_misfits(shape: Shape, pp: int) -> list[str]:
-    return [f"does not divide the {shape.layers} layers"] if shape.layers % pp else []
+    return [f"is more than the {shape.layers} layers"] if pp > shape.layers else []
 
 
 def _tp_misfits(shape: Shape, tp: int) -> list[str]:

@@ -13,6 +13,9 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import AXES, Mesh, MeshAxis, make_mesh
 from rlgraph.passes.placement.search.components import Component
 
+_STAGES = 64
+"""The most stages that are tried."""
+
 _NODES = 8
 """The most nodes over which a replica's parameters are sharded, whatever its layers are split by."""
 
@@ -61,11 +64,12 @@ def legal_replica_meshes(
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
-    """Return the sizes of an axis that are tried: any number of stages, one part of them, else powers of two, over two
-    nodes at most, but for models that are too large for that; parameters are also sharded over whole nodes, up to
-    eight. tokens, widest: as `legal_replica_meshes` has them."""
+    """Return the sizes of an axis that are tried: numbers of stages that divide the layers, or are powers of two, one
+    part of each stage, else powers of two, over two nodes at most, but for models that are too large for that;
+    parameters are also sharded over whole nodes, up to eight. tokens, widest: as `legal_replica_meshes` has them."""
     if axis.splits == "layers":
-        return range(1, min(shape.layers, 64) + 1)
+        most = min(shape.layers, _STAGES)
+        return [size for size in range(1, most + 1) if shape.layers % size == 0 or size & (size - 1) == 0]
     if axis.splits == "rounds":
         return [1]
     powers = [2**power for power in range(12) if 2**power <= max(widest, 2 * per_node)]
