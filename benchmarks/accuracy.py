@@ -22,17 +22,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
 from rlgraph.api.compiled import Compiled
+from rlgraph.backends.enginespec import registry
+from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
@@ -89,8 +93,26 @@ def _compiled(experiment: Experiment, lengths: Workload, offload: bool) -> Compi
     )
 
 
+@contextmanager
+def limited(limits: Mapping[str, int]) -> Iterator[None]:
+    """Engines with a reserved cache take on so much at a time."""
+    changed = {
+        name: replace(spec, memory=replace(spec.memory, cache=replace(spec.memory.cache, **dict(limits))))
+        if isinstance(spec.memory.cache, ReservedCache)
+        else spec
+        for name, spec in registry.engines_by_name().items()
+    }
+    with patch.object(registry, "engines_by_name", lambda: changed):
+        yield
+
+
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
+    with limited(experiment.limits):
+        return _predicted(experiment)
+
+
+def _predicted(experiment: Experiment) -> float:
     lengths = parse_workload(experiment.prompts, experiment.answers, 1.0)
     if not experiment.work:
         # What those who measured leave of a device to generation is not in the rows: models sleep only where nothing
@@ -103,9 +125,9 @@ def predicted(experiment: Experiment) -> float:
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
     if experiment.work == "weights":
-        predictor = Predictor(
-            made.plan, model_configs(made), cluster, default_constants(cluster.islands[0].device.kind)
-        )
+        differs: dict[str, Any] = dict(experiment.differs)
+        transfers = replace(default_constants(cluster.islands[0].device.kind), **differs)
+        predictor = Predictor(made.plan, model_configs(made), cluster, transfers)
         ends = (made.plan.group_of_role("actor", operation).name for operation in ("train", "generate"))
         return predictor.weight_sync_cost("actor", *ends).seconds
     group = made.plan.owner("actor").name

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from rlgraph.catalog.clusters.cluster import Device
 from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
 from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import find_config
@@ -78,9 +79,22 @@ WHOLE_EXPERTS = r"NVIDIA-NeMo/RL|nvidia\.com/nemo/rl"
 NeMo-RL's `expert_tensor_parallel_size` is 1. Here they split each, and `ep` is so many times smaller: every rank has as
 many weights of experts, and tokens travel among as many ranks."""
 
+WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
+"""What differs in NeMo-RL's transfers of weights: each tensor goes in one call, whatever memory that takes. Ours run in
+rounds of so many bytes, and cut tensors into sections. The experts of a layer are one tensor for each projection, as
+here (its `docs/design-docs/nccl-reshard-refit.md`), so that it has as many pieces."""
+
 SERVED: Mapping[str, float] = {"begin": 8e-3}
 """What differs where a server is asked over HTTP, which reads, splits into tokens and answers each request: fitted to
 VP04, VP08, VP12 and VP16, whose answers have four tokens."""
+
+SERVER_LIMITS: Sequence[tuple[Callable[[Device], bool], Mapping[str, int]]] = (
+    (lambda device: device.memory >= 160 << 30, {"prompt_tokens": 16384, "rows": 1024}),
+    (lambda device: device.memory >= 70 << 30 and "a100" not in device.name, {"prompt_tokens": 8192, "rows": 1024}),
+    (lambda device: True, {"prompt_tokens": 2048, "rows": 256}),
+)
+"""What a server of vLLM reads at a time, and how many rows it decodes together, where nobody says: by the device, the
+first that fits (`EngineArgs.get_batch_defaults` of vLLM 0.32, for `OPENAI_API_SERVER`). Our engine says both itself."""
 
 SPREAD = 3
 """Of whole steps, how many times their mean length the answers are that 1 of 100 exceeds: rows do not say."""
@@ -213,7 +227,9 @@ class Experiment:
     micro_tokens: int = 0
     recompute: bool = False
     differs: Mapping[str, float] = field(default_factory=dict)
-    """Constants of the engine that stands in which are others for the row's own."""
+    """Constants of the engine that stands in which are others for the row's own; or those of a transfer of weights."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What of the engine's cache is another for the row's own (`ReservedCache`)."""
     beside: float = 0.0
     """Seconds of the row's system that no plan here has."""
     products: str = ""
@@ -263,6 +279,12 @@ class _Facts:
     def served(self) -> bool:
         """Whether rows went to a server and came back over HTTP."""
         return bool(re.search(r"\bto a server\b", self.row.cells["notes"]))
+
+    @property
+    def server_limits(self) -> Mapping[str, int]:
+        """What a server takes on at a time, as it is started without options."""
+        device = known_devices()[self.device].device
+        return next(limits for fits, limits in SERVER_LIMITS if fits(device))
 
     @property
     def products(self) -> str:
@@ -421,6 +443,7 @@ step:
         facts.group(phase),
         engine,
         differs=(STANDS_IN[facts.row.engine][1] if engine else {}) | (SERVED if facts.served else {}),
+        limits=facts.server_limits if facts.served else {},
     )
 
 
@@ -553,7 +576,8 @@ place actor.generate on play(engine=vllm, tp={sampling}, dp={facts.devices // sa
     nodes, _, rest = facts.cluster.partition("x")
     cluster = f"{2 * int(nodes)}x{rest}"
     group = facts.group("weights")
-    return Experiment(program, schedule, cluster, "256", "512", "weights", facts.seconds(0), group, "")
+    seconds = facts.seconds(0)
+    return Experiment(program, schedule, cluster, "256", "512", "weights", seconds, group, "", differs=WHOLE_TENSORS)
 
 
 PHASES = {

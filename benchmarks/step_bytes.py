@@ -1,5 +1,6 @@
 """Bytes that training reads and writes for each weight beside matrix products, as operators get and give tensors: in
-each micro-batch, and in the optimizer's step. The cost model has them as `gradient` and `stepped`.
+each micro-batch, and in the optimizer's step. The cost model has them as `gradient` and `stepped`. And those of each
+logit from which `transformers` samples a token: `logit` of `generate`.
 
     python benchmarks/step_bytes.py
 
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,7 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.gpu.measure import engine
 from benchmarks.head import MOVED, PRODUCTS
 from rlgraph.backends.engines.base import MicroBatch, ModelCall, TrainOptions
+from rlgraph.backends.engines.records import Sampling
+from rlgraph.backends.engines.sampling import choose_tokens, draw_uniforms
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.transformers.head import wide
 from rlgraph.passes.cost.optimizer import optimizer_bytes_per_weight
 
 MODEL = {
@@ -35,7 +40,7 @@ MODEL = {
     "vocab_size": 512,
     "tie_word_embeddings": False,
 }
-ROWS = ("embedding", "embedding_dense_backward")
+ROWS = ("embedding", "embedding_dense_backward", "searchsorted", "gather")
 """Operators that touch a few rows of what they get."""
 ITEM = 2
 """Bytes of a weight."""
@@ -85,6 +90,15 @@ def weight_bytes(made: Any, kept: int) -> tuple[float, float]:
     return twice - once, 2 * once - twice - kept
 
 
+def sampled_logit_bytes() -> float:
+    """Return the bytes of each logit, bfloat16, from which a token of each row is sampled."""
+    rows, vocab = 16, 5003
+    logits, keys = torch.randn(rows, vocab).to(torch.bfloat16), torch.arange(rows)
+    with WeightBytes({logits.numel()}) as mode:
+        choose_tokens(wide(logits), draw_uniforms(keys, torch.zeros(1, dtype=torch.long)), Sampling(max_tokens=1), None)
+    return float(mode.moved / logits.numel())
+
+
 def engines() -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield the engines that are installed, and their bytes."""
     step = optimizer_bytes_per_weight(item=ITEM)
@@ -106,6 +120,7 @@ def main() -> None:
     print("| engine | bytes of a weight, a micro-batch | a step, beside what it keeps |\n|---|--:|--:|")
     for name, (gradient, stepped) in engines():
         print(f"| {name} | {gradient:.1f} | {stepped:.1f} |")
+    print(f"\na logit from which transformers samples: {sampled_logit_bytes():.1f} bytes")
 
 
 if __name__ == "__main__":

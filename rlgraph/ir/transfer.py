@@ -16,6 +16,13 @@ from rlgraph.ir.layout import Box, box_elements
 DEVICES_PER_NODE = 8
 """The number of devices per node where no cluster is given."""
 
+SECTION = 4.8e-5
+"""Seconds that a place takes for its part of a stream in a round, beside its bytes: four pieces of 6 us that are cut
+out and copied, since it begins and ends within a row and within a layer's matrix, and two or three messages of 9.4 us,
+since its larger parts travel alone. Seconds are measured of our own code on a CPU (Intel Xeon), with pieces so small
+that their bytes take no time (`python benchmarks/pieces.py`); that a launch on a GPU takes as long is assumed. Numbers
+are counted in plans of models of 4 and 30 billion parameters: 1.4 to 5, and 1 to 4."""
+
 TensorBox = tuple[str, Box]
 """The name of a global tensor, and a box of it."""
 
@@ -39,6 +46,8 @@ class Topology:
     """Bytes per second of a device to other nodes, in each direction."""
     latency: float = 1e-4
     """Seconds that a round of messages takes in addition to its bytes."""
+    section: float = SECTION
+    """Seconds that a place takes for its part of a stream in a round, in addition to its bytes."""
 
     @classmethod
     def one_per_device(cls, places: Iterable[int], devices_per_node: int = DEVICES_PER_NODE) -> Topology:

@@ -41,7 +41,8 @@ class Rates:
     token: float = 0.0
     """Seconds of each token that is read, in each layer, for what is done to it beside matrix products."""
     logit: float = 0.0
-    """Bytes read and written for each logit of a head, between its products and a loss or log-probabilities."""
+    """Bytes read and written for each logit of a head, between its products and a loss, log-probabilities or a sampled
+    token."""
     gradient: float = 0.0
     """For `train`: bytes read and written for each weight outside of experts in each micro-batch, beside products: its
     gradient is added to those of other micro-batches."""
@@ -71,7 +72,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
             0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, gradient=6, stepped=12, update=5e-3, hides=0.25
         ),
         "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, logit=24, hides=0.25),
-        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, row=2e-5),
+        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, logit=34),
     },
     "cpu": {
         "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
@@ -83,4 +84,4 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
 fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
 parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much.
 Bytes of a logit and of a weight are counted, in bfloat16: 25 with all tiles kept (docs/why/speed.md), 24 where nothing
-is trained; `python benchmarks/step_bytes.py`."""
+is trained, 34 where a token is sampled, of which no Python asks row by row; `python benchmarks/step_bytes.py`."""

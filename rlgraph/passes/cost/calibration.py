@@ -100,7 +100,7 @@ def constants_from_rates(
     """Return constants with the measured rates; engines and kinds that were not measured keep those of `base`."""
     plain: dict[str, Any] = {name: value for name, value in scalars.items() if name != "reserved"}
     reserved = int(scalars["reserved"]) if "reserved" in scalars else base.reserved
-    # Measured rates already include what is done beside matrix products, and transfers the cost of each tensor.
+    # Measured rates already include what is done beside matrix products, and transfers that of each piece.
     all_rates = {**base.rates, **rates}
     return replace(
         base,
@@ -109,7 +109,8 @@ def constants_from_rates(
         reserved=reserved,
         source=source,
         traffic=0.0,
-        tensor=0.0,
+        piece=0.0,
+        section=0.0,
         process=base.process,
         communicator=base.communicator,
         **plain,

@@ -24,9 +24,11 @@ from rlgraph.backends.enginespec.offload_overheads import OffloadOverheads
 from rlgraph.backends.enginespec.rates import Rates, WorkKind
 from rlgraph.backends.enginespec.registry import engines_by_name
 from rlgraph.catalog.clusters.cluster import DeviceKind
+from rlgraph.ir.transfer import SECTION
 
-TENSOR = 2e-5
-"""`Constants.tensor` on a GPU: launches of a few kernels. Assumed."""
+PIECE = 1.5e-5
+"""`Constants.piece` on a GPU: 6 us to cut a piece out and copy it, and 9.4 us for a message, measured as `SECTION` of
+`rlgraph.ir.transfer`."""
 
 HOST_LINK = 0.78
 """`Constants.host_link` on a GPU: 49 and 50 of 64 GB/s on an H100 (docs/why/gpu.md), and 24.4 and 23.5 GiB/s of 32 GB/s
@@ -77,8 +79,11 @@ class Constants:
     """Share of the bandwidth to the host's memory that copies of off-loaded models reach."""
     offload_overheads: Mapping[str, OffloadOverheads] = field(default_factory=dict)
     """Seconds of off-loading beside its bytes, by engine."""
-    tensor: float = 0.0
-    """Seconds of each tensor of a transfer of weights, whose pieces are packed and unpacked."""
+    piece: float = 0.0
+    """Seconds of each piece of a transfer of weights at each end, beside its bytes: it is cut out and copied, and is a
+    message."""
+    section: float = 0.0
+    """Seconds of each end's part of a stream in each round of a transfer of weights, beside its bytes."""
     traffic: float = 0.0
     """How often the numbers that a layer keeps for its backward pass go to or from memory in each pass over it: what
     kernels beside the matrix products read and write."""
@@ -134,7 +139,8 @@ def default_constants(device: DeviceKind) -> Constants:
         if device == "cpu"
         else Constants(
             _rates(device),
-            tensor=TENSOR,
+            piece=PIECE,
+            section=SECTION,
             host_link=HOST_LINK,
             offload_overheads={name: spec.offload_overheads for name, spec in engines_by_name().items()},
             traffic=TRAFFIC,

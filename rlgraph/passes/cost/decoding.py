@@ -322,7 +322,8 @@ class DecodeStepCost:
                 shape, shape.latent, deployment.on_cpu and config.dtype != "bfloat16"
             )
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
-        self.cache = token_bytes * context / bandwidth
+        # Each rank has the logits of the whole vocabulary.
+        self.cache = (token_bytes * context + rates.logit * shape.vocab) / bandwidth
         flops = work.decode_flops_per_token(shape, context, deployment.engine_spec.absorbs_latent)
         self.compute = flops / deployment.tp / (device.matmul_flops(config.product_dtype) * rates.compute)
         inner, _ = deployment.tp_and_pp_links(constants)

@@ -13,6 +13,7 @@ from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
+from rlgraph.passes.cost.transfer_pieces import transfer_counts
 
 
 def rank_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
@@ -74,12 +75,12 @@ def weight_sync_cost(
     less the overlap (HybridFlow, arXiv 2409.19256, table 2). Where tensors are split finer than in training, some
     device holds nothing of its part. Otherwise, and where one of them has replicas in a node group in which the other
     has none, all nodes of the target get the weights once over the network, as fast as a node of the source sends or
-    one of the target receives, each passing on what it got; replicas on a node get them from each other.
+    one of the target receives, each passing on what it got; replicas on a node get them from each other. Each piece
+    takes time at both ends beside its bytes (`rlgraph.passes.cost.transfer_pieces`).
 
     apart: bytes a second of a device and seconds of a message between node groups, where the two are in different ones.
     """
     size = work.trained_parameter_count(config.shape, config.kind) * config.trained_item_bytes
-    overhead = constants.sync + constants.tensor * work.trained_tensor_count(config.shape, config.kind)
     one, merged = target.weight_shard_count, adapter_merge_cost(config, target, constants)
     if together and source.island != target.island:
         # In a pool over several node groups, one has replicas where the other has none.
@@ -87,13 +88,23 @@ def weight_sync_cost(
         together, apart = False, (wider.between, wider.between_latency)
     if together:
         held = size / source.weight_shard_count if target.tp <= source.tp else 0.0
-        near = transfer_bandwidth(source, max(source.mesh.replica_size, target.mesh.replica_size), constants)
-        return Cost(communication=max(0.0, size / one - held) / near, overhead=overhead) + merged
+        near, moved = (
+            transfer_bandwidth(source, max(source.mesh.replica_size, target.mesh.replica_size), constants),
+            max(0.0, size / one - held),
+        )
+        ends = transfer_counts(config.shape, config.kind, source, target, moved, 0.0)
+        return (
+            Cost(communication=moved / near, overhead=constants.sync + sum(end.seconds(constants) for end in ends))
+            + merged
+        )
     bandwidth, latency = apart or (math.inf, 0.0)
     network = min(source.island.network, target.island.network, bandwidth) * constants.transfer
     least = min(source.rank_count, target.rank_count, source.island.per_node, target.island.per_node)
     passed = size / one / transfer_bandwidth(target, target.mesh.replica_size, constants)
-    return Cost(communication=size / least / network + passed + latency, overhead=overhead) + merged
+    sent = size / least / network
+    ends = transfer_counts(config.shape, config.kind, source, target, size / one, sent)
+    overhead = constants.sync + sum(end.seconds(constants) for end in ends)
+    return Cost(communication=sent + passed + latency, overhead=overhead) + merged
 
 
 def received_adapter_bytes(config: ModelConfig, deployment: Deployment, item: int) -> float:

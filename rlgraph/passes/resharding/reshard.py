@@ -3,8 +3,9 @@
     1. Every tensor is cut wherever either side cuts it. Cells with the same holders and the same takers are one stream.
     2. A taker on a holder's device copies from it. Others with a holder on their node get the stream from there. The
        rest get it over the network: from any holder, or once for each node, whose first taker forwards it.
-    3. Whether takers forward, and how often a place sends the same data, is decided for all streams together: a plan is
-       made for each of a few strategies, and the fastest is chosen.
+    3. Whether takers forward, how often a place sends the same data, and into how many parts streams are divided, is
+       decided for all streams together: a plan is made for each of a few strategies, and the fastest is chosen. Each
+       part of a stream takes time of its own in each round.
     4. Streams are cut into so many sections that a place's messages fit into the bucket.
 
 Each element that a place needs and does not hold arrives exactly once. Holders of the same data share the sending
@@ -16,6 +17,7 @@ Nothing is summed here: engines reduce their gradients themselves, with their ow
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -84,8 +86,11 @@ def plan_resharding(
     places = sorted({*source, *destination})
     sites = ProcessTopology(places, topology)
     streams = list(_streams(source, destination, places))
-    plans = [_plan(streams, sites, answer, itemsize, bucket) for answer in (ANSWERS if forward else ANSWERS[:1])]
-    best = min(plans, key=lambda plan: plan.seconds)
+    answers = ANSWERS if forward else ANSWERS[:1]
+    plans = {answer: _plan(streams, sites, answer, itemsize, bucket) for answer in answers}
+    answer = min(plans, key=lambda answer: plans[answer].seconds)
+    shared = _plan(streams, sites, answer, itemsize, bucket, alone=False)
+    best = min(plans[answer], shared, key=lambda plan: plan.seconds)
     moved, copied = _totals(best, sites)
     return Transfer(
         moves=tuple(
@@ -137,33 +142,52 @@ def _streams(
 
 
 def _plan(
-    streams: Sequence[_Stream], sites: ProcessTopology, answer: tuple[bool, int | None], itemsize: int, bucket: int
+    streams: Sequence[_Stream],
+    sites: ProcessTopology,
+    answer: tuple[bool, int | None],
+    itemsize: int,
+    bucket: int,
+    alone: bool = True,
 ) -> _Plan:
+    """Return the plan of a strategy. alone: each stream is divided so that its own places share the work evenly; else
+    streams of the same size with the same takers together."""
     gates, fanout = answer
     moves = []
     turn = 0
-    for stream in filter(lambda stream: len(stream.takers), streams):
-        count = _divided(stream, sites, itemsize)
+    streams = [stream for stream in streams if len(stream.takers)]
+    alike = Counter(map(_likeness, streams))
+    turns = Counter[tuple[bytes, int]]()
+    for stream in streams:
+        count, kind = _divided(stream, sites, itemsize), _likeness(stream)
+        if not alone:
+            count, turn = count // math.gcd(count, alike[kind]), turns[kind]
         cuts = [_row(stream, stream.elements * index // count, count) for index in range(count + 1)]
         for start, stop in pairwise(cuts):
             parts = stream.parts if count == 1 else tuple(cut_section(stream.parts, start, stop))
             routes = compute_routes(sites, stream.holders, stream.takers, turn, gates, fanout)
             moves.append((parts, stop - start, *routes))
             turn += 1
+        turns[kind] += count
     if not moves:
         return _Plan([], 1, 0, 0.0)
     source, destination, hop = (np.concatenate([move[end] for move in moves]) for end in (2, 3, 4))
     elements = np.concatenate([np.full(len(move[2]), move[1]) for move in moves])
     busiest = sites.busiest_link_seconds(source, destination, elements * itemsize)
     hops = int(hop.max())
+    ends = np.concatenate([source, destination])
+    # What a round takes beside its bytes at the place with most routes.
+    each = sites.topology.latency + sites.topology.section * int(np.bincount(ends).max())
     # What is forwarded h times arrives h rounds late. Small sections shorten that, but have more rounds with a latency
     # each.
-    filled = min(math.isqrt(int(busiest * hops / sites.topology.latency)), int(elements.max()) * itemsize // SMALLEST)
-    chunks, peak = _chunks(
-        np.concatenate([source, destination]), np.tile(elements, 2), itemsize, bucket, max(1, filled)
-    )
-    seconds = busiest * (1 + hops / chunks) + sites.topology.latency * (chunks + hops)
+    filled = min(math.isqrt(int(busiest * hops / each)), int(elements.max()) * itemsize // SMALLEST)
+    chunks, peak = _chunks(ends, np.tile(elements, 2), itemsize, bucket, max(1, filled))
+    seconds = busiest * (1 + hops / chunks) + each * (chunks + hops)
     return _Plan(moves, chunks, peak, seconds)
+
+
+def _likeness(stream: _Stream) -> tuple[bytes, int]:
+    """Return what streams that can share the work have in common."""
+    return stream.takers.tobytes(), stream.elements
 
 
 def _divided(stream: _Stream, sites: ProcessTopology, itemsize: int) -> int:

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 
 import pytest
 
+from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
+from rlgraph.passes.cost.decoding import DecodeStepCost
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.latency import latency_model
 from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
@@ -23,12 +25,12 @@ from tests.passes.cost.test_whole_experts import config as mixture
 ISLAND = CLUSTER.islands[0]
 
 
-def rates_with(engine: str, **differs: float) -> Constants:
-    return replace(GPU, rates={**GPU.rates, (engine, "train"): replace(GPU.rates[engine, "train"], **differs)})
+def rates_with(engine: str, kind: WorkKind = "train", **differs: float) -> Constants:
+    return replace(GPU, rates={**GPU.rates, (engine, kind): replace(GPU.rates[engine, kind], **differs)})
 
 
-def rate(engine: str) -> float:
-    return ISLAND.device.stream_bandwidth * GPU.rates[engine, "train"].memory
+def rate(engine: str, kind: WorkKind = "train") -> float:
+    return ISLAND.device.stream_bandwidth * GPU.rates[engine, kind].memory
 
 
 @pytest.mark.parametrize("model", ["actor", "mixture"])
@@ -66,3 +68,14 @@ def test_engines_move_as_many_bytes_as_they_tell() -> None:
     for engine in ("transformers", "megatron"):
         rates = GPU.rates[engine, "train"]
         assert f"| {engine} | {rates.gradient:.1f} | {rates.stepped:.1f} |" in told
+    assert f"samples: {GPU.rates['transformers', 'generate'].logit:.1f} bytes" in told
+
+
+def test_a_token_is_sampled_from_logits_that_are_read() -> None:
+    """Each row's in each decoding step, of the whole vocabulary on each rank."""
+    config, deployment = CONFIGS["actor"], Deployment("transformers", ISLAND, make_mesh())
+    none, ten = (
+        DecodeStepCost(config, deployment, rates_with("transformers", "generate", logit=each), BATCH[0]).cost(8).memory
+        for each in (0.0, 10.0)
+    )
+    assert ten - none == pytest.approx(8 * 10 * config.shape.vocab / rate("transformers", "generate"))

@@ -306,7 +306,7 @@ def test_a_process_on_the_same_device_is_preferred() -> None:
 
 def test_what_many_want_is_passed_on() -> None:
     """A sender that had to send the same thing eight times takes longer than takers that pass it on."""
-    size = 1 << 26
+    size = 1 << 28
     transfer = plan(replicated(size, (0,)), replicated(size, range(1, 9)), per_node=16)
     assert transfer.has_forwarding and max(transfer.sent_bytes().values()) <= 2 * size * ITEM
     direct = plan_resharding(
@@ -319,6 +319,18 @@ def test_what_many_want_is_passed_on() -> None:
     )
     assert max(direct.sent_bytes().values()) == 8 * size * ITEM
     assert transfer.seconds < direct.seconds / 2
+
+
+def test_parts_of_one_size_are_not_divided_again() -> None:
+    """Four have a quarter each, four of another node need all of it: each of these gets one quarter over the network,
+    whole, and passes it on. A quarter of each quarter would be four times as many pieces."""
+    size = 1 << 26
+    source = {place: (local("w", ((place * size // 4, (place + 1) * size // 4),)),) for place in range(4)}
+    transfer = plan(source, replicated(size, range(4, 8)), per_node=4)
+    assert len(transfer.moves) == 4
+    first = [(start, end) for move in transfer.moves for start, end, hop in move.routes if hop == 0]
+    assert sorted(end for _, end in first) == [4, 5, 6, 7] and sorted(start for start, _ in first) == [0, 1, 2, 3]
+    assert transfer.moved == transfer.bound == 4 * size * ITEM
 
 
 def test_a_thing_of_little_size_is_not() -> None:
@@ -420,12 +432,13 @@ def test_a_transfer_as_text() -> None:
     assert text.startswith(
         "581.7 GB between devices (at least 581.7 GB), 0 bytes copied on a device, 0 bytes in place already\n"
     )
-    # The two copies of the actor share the sending of each half of a tensor-parallel rank's layers.
+    # The two copies of the actor share the sending of each half of a tensor-parallel rank's layers. Those that receive
+    # share it by the halves, so that none of these is cut in two again.
     assert (
-        "actor 1 -> rollout 1-7:2: 9.1 GB to each, passed on once\n"
+        "actor 1 -> rollout 1-7:2: 18.2 GB to each, passed on once\n"
         "    model.embed_tokens.weight[76032:152064, 0:8192], "
-        "model.layers.*.self_attn.q_proj.weight[0:40, 4096:8192, 0:8192] and 8 more\n"
-        "actor 5 -> rollout 1-7:2: 9.1 GB to each, passed on once\n"
+        "model.layers.*.self_attn.q_proj.weight[0:40, 4096:8192, 0:8192] and 9 more\n"
+        "actor 5 -> rollout 1-7:2: 18.2 GB to each, passed on once\n"
     ) in text
     assert (
         describe_transfer(plan(replicated(8, (0, 1)), replicated(8, (0, 1))))

@@ -18,6 +18,7 @@ def make_split(component: Component, deployment: Deployment, copies: int) -> Spl
         reach,
         min(reach * copies, island.per_node),
         deployment.adapters,
+        (copies, deployment.pp, deployment.ep, deployment.fsdp, deployment.whole_expert_rank_count),
     )
     shared = needs_no_sync(component, deployment)
     return Split(*ranks, shared, ranks if shared else weights)
@@ -36,9 +37,11 @@ def weight_transfer_key(component: Component, deployment: Deployment, split: Spl
         return (split, deployment.adapters), ()
     width = -min(reach * split.copies, per_node)
     if component.receives_weights:
-        kind = deployment.tp, deployment.adapters
-        return kind, (width, -deployment.weight_shard_count, not deployment.island.blocks_stay_within_nodes(reach))
-    return deployment.tp, (width, deployment.pp, reach > per_node or per_node % reach != 0)
+        kind = deployment.tp, deployment.adapters, deployment.whole_expert_rank_count
+        far = not deployment.island.blocks_stay_within_nodes(reach)
+        return kind, (width, -deployment.weight_shard_count, far, per_node // reach)
+    streams = deployment.pp, deployment.fsdp, -split.copies * deployment.cp
+    return (deployment.tp, deployment.ep), (width, *streams, reach > per_node or per_node % reach != 0)
 
 
 def needs_no_sync(component: Component, deployment: Deployment) -> bool:
