@@ -266,7 +266,6 @@ def check(spec: ModelSpec, task: Task, trained: list[Trained]) -> None:
         ("tp2", "phi3", True),
         ("pp2", "llama", False),
         ("pp2dp2", "tied", True),
-        ("tp2pp2", "odd", True),
         ("pp2chunks2", "tied", True),
         ("tp2dp2", "gemma2", True),
         ("ep2dp2", "mixtral", True),
