@@ -22,7 +22,7 @@ from rlgraph.passes.compilation.assumed_tails import assumed_tail_warnings
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
 from rlgraph.passes.compilation.host_rows import crowded_host_warnings, fullest_host_rows
-from rlgraph.passes.compilation.overlapping_work import has_overlapping_work
+from rlgraph.passes.compilation.overlapping_work import has_few_rows, has_overlapping_work
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
@@ -72,7 +72,12 @@ def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, ta
         # Only this case loads the simulator.
         from rlgraph.passes.compilation.finalists import choose_by_simulation
 
-        return choose_by_simulation(choice, *_alternatives(choice, target, ends))
+        choice = choose_by_simulation(choice, *_alternatives(choice, target, ends))
+        if not target.stream or streamed_tables(schedule) or not has_few_rows(choice):
+            return choice
+        from rlgraph.passes.compilation.streaming import with_best_streamed_tables
+
+        return with_best_streamed_tables(choice, ends)
     if has_overlapping_work(choice):
         from rlgraph.passes.compilation.fewer_nodes import no_slower_than_on_fewer_nodes
 

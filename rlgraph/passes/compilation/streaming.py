@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import StreamLine
 from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_objective_value
-from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache
+from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache, simulate_step_seconds
 from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try, streamable_tables
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.search.progress import OutOfTime
@@ -29,14 +29,20 @@ def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> Placement
         schedule = replace(asked.schedule, streams=lines)
         other = choose_before_deadline(ends, replace(asked, schedule=schedule, offload=False))
         timed = SimulationCache(STEPS)
+        if choice.problem.staleness_steps and choice.simulated_step_s is None:
+            # Steps that run ahead end in bursts, of which few steps tell little.
+            choice = replace(choice, simulated_step_s=simulate_step_seconds(choice))
         if other is None or not _promising(choice, other, timed):
             return choice
         streaming = simulate_choice(other, timed=timed)
     except (OutOfTime, ChoiceInterrupted, ProgramError):
         # It cannot be simulated (`simulate` says why), or there is no time for it.
         return choice
-    # The best blocks are no worse than those of `_promising`.
-    return adapt_to_first_query(streaming, choice) if streaming.simulated_step_s is not None else choice
+    # The best blocks are no worse than those of `_promising`, but a longer simulation may tell otherwise.
+    least, value = simulated_objective_value(choice), simulated_objective_value(streaming)
+    if value is None or least is not None and value > (1 - PAYS) * least:
+        return choice
+    return adapt_to_first_query(streaming, choice)
 
 
 def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulationCache) -> bool:
@@ -46,10 +52,10 @@ def _promising(choice: PlacementChoice, other: PlacementChoice, timed: Simulatio
     blocks = tuple((line.table, line.block or _medium_block(other, line)) for line in streams)
     streamed = replace(other, plan=replace(other.plan, blocks=blocks))
     try:
-        least, value = (
-            simulated_objective_value(replace(candidate, simulated_step_s=times.simulate_once(candidate)))
-            for candidate, times in ((choice, SimulationCache(STEPS)), (streamed, timed))
-        )
+        if choice.simulated_step_s is None:
+            choice = replace(choice, simulated_step_s=SimulationCache(timed.steps).simulate_once(choice))
+        least = simulated_objective_value(choice)
+        value = simulated_objective_value(replace(streamed, simulated_step_s=timed.simulate_once(streamed)))
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
         raise ChoiceInterrupted(choice) from None

@@ -10,8 +10,9 @@ import pytest
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
-from rlgraph.passes.compilation import streaming
+from rlgraph.passes.compilation import overlapping_work, streaming
 from rlgraph.passes.compilation.overlap_simulation import SimulationCache, simulate_step_seconds
+from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
@@ -59,7 +60,7 @@ def test_a_line_that_does_not_pay_costs_nothing(folder: Path) -> None:
     rows = Workload(response=Lengths.lognormal(mean=1000, p99=2000))
     (folder / "s.rlf").write_text(SLEEPS)
     whole, said = (
-        rlgraph.compile(folder / "s.rlf", schedule=line, cluster="1x4:h100-80gb", workload=rows, stream=False)
+        rlgraph.compile(folder / "s.rlf", schedule=line, cluster="1x2:h100-80gb", workload=rows, stream=False)
         for line in (None, "schedule t\nstream rollout\n")
     )
     assert any(each.offload for each in whole.plan.holdings)
@@ -81,3 +82,28 @@ def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture
 def test_it_is_not_tried_on_large_clusters(folder: Path) -> None:
     with patch.object(streaming, "with_best_streamed_tables", None):
         assert made(folder, None, "9x8:a100-80gb").plan.blocks == ()
+
+
+@pytest.mark.parametrize("mean, pays", [(600, True), (1000, False)])
+def test_where_steps_run_ahead_few_rows_stream(mean: int, pays: bool) -> None:
+    """Of many rows the simulations would take too long."""
+    program = SLEEPS.replace("step:", "step async(lag=1):").replace("batch=128", "batch=16").replace("n=4", "n=8")
+    program = program.replace("max_tokens=2048", "max_tokens=4096").replace("model ref   = frozen(actor)\n", "")
+    program = program.replace("    score   = ref.logprobs(rollout)\n", "").replace(" * score", "")
+    schedule = """schedule t
+pool learn = 2 devices
+pool play  = 6 devices
+place actor.train    on learn
+place actor.generate on play
+"""
+
+    def planned() -> Compiled:
+        rows = parse_workload("150", f"mean={mean},p99=4096")
+        return rlgraph.compile(program, schedule=schedule, cluster="1x8:h100-80gb", workload=rows)
+
+    found = planned()
+    with patch.object(overlapping_work, "FEW_ROWS", 1):
+        whole = planned()
+    assert bool(found.plan.blocks) == pays and not whole.plan.blocks
+    seconds, before = (each.plan_file_sections["predicted"]["seconds"] for each in (found, whole))
+    assert seconds <= (1 - streaming.PAYS) * before if pays else seconds == before
