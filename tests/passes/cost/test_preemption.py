@@ -17,7 +17,9 @@ from rlgraph.passes.cost.decoding import (
     GenerationCostModel,
     busy_slots,
     decoding_slots,
+    mixed_steps_saving,
     preempted_rows,
+    prefill_cost,
 )
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
@@ -77,3 +79,16 @@ def test_what_is_read_again_and_how_many_are_decoded_takes_time() -> None:
     assert faster < slower
     rows = predict_sampling(CONFIG, deployment, CONSTANTS, [32.0] * 256, [256.0] * 256, 1)
     assert rows.cost.seconds == pytest.approx(model.cost(1).seconds, rel=0.1)
+
+
+def test_steps_that_read_prompts_too_read_the_weights_once() -> None:
+    """No more of them than decode while others wait, and none where all rows begin at once."""
+    deployment, batch = case(64, 512, 64)
+    step = DecodeStepCost(CONFIG, deployment, CONSTANTS, batch)
+    prompts = prefill_cost(CONFIG, deployment, CONSTANTS, batch, 64)
+    slots, busy = decoding_slots(CONFIG, deployment, batch), busy_slots(CONFIG, deployment, batch)
+    shared = mixed_steps_saving(deployment, batch, 64, slots, busy, step, prompts)
+    steps = (64 - slots) * 512 / (2048 - busy)
+    assert shared.overhead == pytest.approx(steps * step.overhead)
+    assert 0 < shared.memory <= steps * step.cost(busy).memory
+    assert mixed_steps_saving(deployment, batch, slots, slots, busy, step, prompts).seconds == 0
