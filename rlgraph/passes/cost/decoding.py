@@ -38,7 +38,7 @@ class GenerationCostModel:
     """The cost of `generate` by the number of replicas; `deployment` is that of one. What does not depend on this
     number is computed once."""
 
-    __slots__ = ("_costs", "batch", "cached", "config", "constants", "deployment", "rates", "slots", "step")
+    __slots__ = ("_costs", "batch", "busy", "cached", "config", "constants", "deployment", "rates", "slots", "step")
 
     def __init__(
         self,
@@ -52,20 +52,21 @@ class GenerationCostModel:
         self.config, self.deployment, self.constants, self.batch = config, deployment, constants, batch
         self.rates = constants.rates[deployment.engine, "generate"]
         self.slots = decoding_slots(config, deployment, batch)
+        self.busy = busy_slots(config, deployment, batch)
         self.step: DecodeStepCost = alike.step if alike else DecodeStepCost(config, deployment, constants, batch)
         self.cached = 0.0
         """The episodes whose turns the cache keeps while they wait."""
         if batch.episodes and isinstance(deployment.engine_spec.memory.cache, ReservedCache):
             self.cached = cached_rows(config, deployment, batch)
-        self._costs: dict[tuple[float, float, float, int], Cost] = alike._costs if alike else {}
-        """The costs by the rows of a replica, those that it decodes together, those that its cache keeps, and whether
-        it is the only one; of episodes, how many replicas there are."""
+        self._costs: dict[tuple[float, ...], Cost] = alike._costs if alike else {}
+        """The costs by the rows of a replica, those that it decodes together, also while others wait, those that its
+        cache keeps, and whether it is the only one; of episodes, how many replicas there are."""
 
     def cost(self, copies: int) -> Cost:
         """Return the cost with so many replicas."""
         rows = self.batch.rows_of_fullest_replica(copies * self.deployment.threads)
         alone = copies if self.batch.episodes else copies == 1
-        key = (rows, min(rows, self.slots), min(rows, self.cached), alone)
+        key = (rows, min(rows, self.slots), min(rows, self.busy), min(rows, self.cached), alone)
         return get_or_compute(
             self._costs,
             key,
@@ -79,8 +80,13 @@ class GenerationCostModel:
         prompts = prefill_cost(self.config, self.deployment, self.constants, batch, rows / batch.samples)
         if batch.episodes:
             return call + self._play(batch.episodes, prompts, rows, slower, copies)
-        decode = _flow if batch.requests > 1 and self.deployment.engine_spec.admits else _decode
-        return (prompts + decode(self.step, batch, rows, self.slots)).scaled(slower) + call
+        again = preempted_cost(self.config, self.deployment, self.constants, batch, rows, self.slots)
+        shared = mixed_steps_saving(self.deployment, batch, rows, self.slots, self.busy, self.step, prompts)
+        if batch.requests > 1 and self.deployment.engine_spec.admits:
+            decoded = _flow(self.step, batch, rows, self.busy)
+        else:
+            decoded = _decode(self.step, batch, rows, self.slots, self.busy)
+        return (prompts + again + decoded + shared.scaled(-1)).scaled(slower) + call
 
     def _play(self, episodes: Episodes, prompts: Cost, rows: float, slower: float, copies: int) -> Cost:
         """Return the cost of episodes: those that are played stand for so many each, which go side by side."""
@@ -227,6 +233,64 @@ def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) ->
     return max(1.0, min(max_decoding_slots(deployment), cached_rows(config, deployment, batch)))
 
 
+def _mean_held_tokens(deployment: Deployment, batch: Batch) -> float:
+    """Return how many tokens of a row the cache holds, on average while it is decoded: its blocks, the last of which is
+    half full."""
+    reserved = deployment.engine_spec.memory.cache
+    assert isinstance(reserved, ReservedCache)
+    block = reserved.cpu_block if deployment.on_cpu else reserved.block
+    return batch.prompt.mean + batch.response.mean_square / max(2 * batch.response.mean, 1.0) + block / 2
+
+
+def busy_slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
+    """Return how many rows a replica decodes together, on average while others wait: an engine with a reserved cache
+    begins a row when there is room for its prompt, and preempts the last ones where others have grown, so that the
+    cache is always full. `benchmarks/scheduling.py` compares that with vLLM's own scheduler."""
+    slots, most = decoding_slots(config, deployment, batch), max_decoding_slots(deployment)
+    if slots >= most or batch.episodes or (deployment.on_cpu and not deployment.kv_bytes):
+        return slots
+    held = cached_rows(config, deployment, batch) * batch.ended_row_tokens / _mean_held_tokens(deployment, batch)
+    return max(slots, min(most, held))
+
+
+def preempted_cost(
+    config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, rows: float, slots: float
+) -> Cost:
+    """Return the cost of reading again what a replica has of preempted rows."""
+    count, tokens = preempted_rows(deployment, batch, rows, slots)
+    read = Tokens(count, count * tokens, count * tokens**2, count)
+    return reading_cost(config, deployment, constants, read, 0.0) if count else Cost()
+
+
+def preempted_rows(deployment: Deployment, batch: Batch, rows: float, slots: float) -> tuple[float, float]:
+    """Return how many rows of a replica are preempted, and how many tokens each has then. What rows grow by is taken
+    from the last ones to begin, which are half as far as the others."""
+    most = max_decoding_slots(deployment)
+    if rows <= slots or slots >= most or (deployment.on_cpu and not deployment.kv_bytes):
+        return 0.0, 0.0
+    prompt, response = batch.prompt.mean, batch.response.mean
+    # A row that begins needs room for its whole prompt: half of one is free at a time, and taken first.
+    short = max(0.0, 1 - prompt / max(slots * response, 1.0))
+    return short * (rows - slots) * response / _mean_held_tokens(deployment, batch), prompt + response / 4
+
+
+def mixed_steps_saving(
+    deployment: Deployment, batch: Batch, rows: float, slots: float, busy: float, step: DecodeStepCost, prompts: Cost
+) -> Cost:
+    """Return what decoding steps spare that read prompts of rows which waited, too, as an engine with a reserved cache
+    mixes them: these read the weights while they compute, and begin their kernels once. prompts: the cost of reading
+    all prompts."""
+    reserved = deployment.engine_spec.memory.cache
+    if not isinstance(reserved, ReservedCache) or rows <= slots:
+        return Cost()
+    at_once = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
+    waited = 1 - slots / rows
+    steps = waited * rows / batch.samples * batch.prompt.mean / max(1.0, at_once - busy)
+    steps = min(steps, waited * rows * batch.response.mean / busy)
+    weights = min(steps * step.cost(busy).memory - steps * busy * step.cache, waited * prompts.compute)
+    return Cost(memory=max(0.0, weights), overhead=steps * step.overhead)
+
+
 def cached_rows(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
     """Return how many rows the cache of a replica holds at their full length."""
     reserved, device = deployment.engine_spec.memory.cache, deployment.island.device
@@ -254,14 +318,15 @@ def cache_bytes_per_token(config: ModelConfig, deployment: Deployment) -> float:
     return work.rank_kv_bytes_per_token(config.shape, deployment.tp, item)
 
 
-def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
+def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float, busy: float) -> Cost:
     """Return the cost of the decoding steps of one replica: the one with most tokens, which is assumed to have the
     longest row of all; the others wait for it.
 
     While rows wait, all slots are busy. From then on rows end one after the other, and the last ones are decoded alone.
+    most, busy: rows at their full length that the cache holds, and rows that are decoded together while others wait.
     """
-    together = min(rows, most)
-    total = step.cost(together).scaled(max(0.0, rows - together) * batch.response.mean / together)
+    together, crowd = min(rows, most), max(1.0, min(rows, busy))
+    total = step.cost(crowd).scaled(max(0.0, rows - together) * batch.response.mean / crowd)
     points = min(POINTS, max(1, round(together)))
     ended = [
         (length, together * (points - index) / points)

@@ -17,9 +17,12 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.decoding import (
     DecodeStepCost,
+    busy_slots,
     decoding_slots,
     later_turn_cost,
+    mixed_steps_saving,
     played_cost,
+    preempted_cost,
     prefill_cost,
     turn_order,
 )
@@ -88,9 +91,14 @@ def predict_sampling(
     batch = Batch(len(answers), Lengths.from_lengths(prompts), Lengths.from_lengths(answers), samples)
     if played is not None:
         batch = replace(batch, episodes=played.episodes)
-    most = max(1, int(decoding_slots(config, deployment, batch)))
+    slots = decoding_slots(config, deployment, batch)
+    most = max(1, int(slots if len(answers) <= slots else busy_slots(config, deployment, batch)))
     step, slower = DecodeStepCost(config, deployment, constants, batch), contention_slowdown(deployment, rates)
     read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
+    if played is None:
+        shared = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
+        again = preempted_cost(config, deployment, constants, batch, len(answers), slots)
+        read += (again + shared.scaled(-1)).scaled(slower)
     if played is not None:
         again = later_turn_cost(config, deployment, constants, batch, len(answers))
         processes, shared = played.episodes.processes(played.replicas)
