@@ -94,7 +94,7 @@ def predicted(rows: int, prompt: int, answer: int, room: int) -> tuple[float, fl
     from rlgraph.catalog.models.config_shape import shape_of
     from rlgraph.ir.mesh import make_mesh
     from rlgraph.passes.cost.batch import Batch
-    from rlgraph.passes.cost.decoding import busy_slots, decoding_slots, preempted_rows
+    from rlgraph.passes.cost.decoding_slots import busy_slots, decoding_slots, preempted_rows
     from rlgraph.passes.cost.deployment import Deployment, ModelConfig
     from rlgraph.passes.cost.lengths import Lengths
 

@@ -13,7 +13,7 @@ from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent_attention, work
 from rlgraph.passes.cost.activations import forward_peak_bytes
 from rlgraph.passes.cost.batch import Batch
-from rlgraph.passes.cost.decoding import decoding_slots
+from rlgraph.passes.cost.decoding_slots import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.memory import BUCKET, INPUTS, BytesByUse, Load, MemoryModel, MemoryNeeds, larger_total
 from rlgraph.passes.cost.weights import rank_adapter_parameter_count, rank_parameter_count, received_adapter_bytes

@@ -10,22 +10,24 @@ from statistics import NormalDist
 
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
-from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent_attention, work
 from rlgraph.passes.cost.activations import saved_layer_bytes_per_token
 from rlgraph.passes.cost.batch import POINTS, Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
+from rlgraph.passes.cost.decoding_slots import (
+    busy_slots,
+    cache_bytes_per_token,
+    cached_rows,
+    decoding_slots,
+    preempted_rows,
+)
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.episodes import EVENTS, EpisodePlay, Episodes, TurnPace, drawn_episodes, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.lengths import Lengths
-from rlgraph.passes.cost.weights import received_adapter_bytes
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
-
-SLOTS = 256
-"""The most rows that an engine decodes together which states no number of its own."""
 
 
 def generation_cost(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
@@ -223,36 +225,6 @@ def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
     )
 
 
-def decoding_slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """Return how many rows a replica decodes together: as many as its cache holds at their full length."""
-    reserved = deployment.engine_spec.memory.cache
-    if not isinstance(reserved, ReservedCache):
-        return SLOTS
-    if deployment.on_cpu and not deployment.kv_bytes:
-        return reserved.cpu_rows
-    return max(1.0, min(max_decoding_slots(deployment), cached_rows(config, deployment, batch)))
-
-
-def _mean_held_tokens(deployment: Deployment, batch: Batch) -> float:
-    """Return how many tokens of a row the cache holds, on average while it is decoded: its blocks, the last of which is
-    half full."""
-    reserved = deployment.engine_spec.memory.cache
-    assert isinstance(reserved, ReservedCache)
-    block = reserved.cpu_block if deployment.on_cpu else reserved.block
-    return batch.prompt.mean + batch.response.mean_square / max(2 * batch.response.mean, 1.0) + block / 2
-
-
-def busy_slots(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """Return how many rows a replica decodes together, on average while others wait: an engine with a reserved cache
-    begins a row when there is room for its prompt, and preempts the last ones where others have grown, so that the
-    cache is always full. `benchmarks/scheduling.py` compares that with vLLM's own scheduler."""
-    slots, most = decoding_slots(config, deployment, batch), max_decoding_slots(deployment)
-    if slots >= most or batch.episodes or (deployment.on_cpu and not deployment.kv_bytes):
-        return slots
-    held = cached_rows(config, deployment, batch) * batch.ended_row_tokens / _mean_held_tokens(deployment, batch)
-    return max(slots, min(most, held))
-
-
 def preempted_cost(
     config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch, rows: float, slots: float
 ) -> Cost:
@@ -260,18 +232,6 @@ def preempted_cost(
     count, tokens = preempted_rows(deployment, batch, rows, slots)
     read = Tokens(count, count * tokens, count * tokens**2, count)
     return reading_cost(config, deployment, constants, read, 0.0) if count else Cost()
-
-
-def preempted_rows(deployment: Deployment, batch: Batch, rows: float, slots: float) -> tuple[float, float]:
-    """Return how many rows of a replica are preempted, and how many tokens each has then. What rows grow by is taken
-    from the last ones to begin, which are half as far as the others."""
-    most = max_decoding_slots(deployment)
-    if rows <= slots or slots >= most or (deployment.on_cpu and not deployment.kv_bytes):
-        return 0.0, 0.0
-    prompt, response = batch.prompt.mean, batch.response.mean
-    # A row that begins needs room for its whole prompt: half of one is free at a time, and taken first.
-    short = max(0.0, 1 - prompt / max(slots * response, 1.0))
-    return short * (rows - slots) * response / _mean_held_tokens(deployment, batch), prompt + response / 4
 
 
 def mixed_steps_saving(
@@ -289,33 +249,6 @@ def mixed_steps_saving(
     steps = min(steps, waited * rows * batch.response.mean / busy)
     weights = min(steps * step.cost(busy).memory - steps * busy * step.cache, waited * prompts.compute)
     return Cost(memory=max(0.0, weights), overhead=steps * step.overhead)
-
-
-def cached_rows(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:
-    """Return how many rows the cache of a replica holds at their full length."""
-    reserved, device = deployment.engine_spec.memory.cache, deployment.island.device
-    assert isinstance(reserved, ReservedCache)
-    if deployment.on_cpu and not deployment.kv_bytes:
-        return reserved.cpu_bytes / (cache_bytes_per_token(config, deployment) * max(1.0, batch.ended_row_tokens))
-    weights = work.model_parallel_parameter_count(config.shape, config.kind, 1, deployment.tp) * config.item_bytes
-    weights += received_adapter_bytes(config, deployment, config.item_bytes)
-    room = deployment.kv_bytes or reserved.share * device.memory - weights
-    return room / (cache_bytes_per_token(config, deployment) * batch.ended_row_tokens)
-
-
-def max_decoding_slots(deployment: Deployment) -> float:
-    """Return the most rows that a replica decodes together, however large its cache is."""
-    reserved = deployment.engine_spec.memory.cache
-    if not isinstance(reserved, ReservedCache):
-        return SLOTS
-    return reserved.cpu_rows if deployment.on_cpu else reserved.rows
-
-
-def cache_bytes_per_token(config: ModelConfig, deployment: Deployment) -> float:
-    """Return the bytes of a token in each rank's cache."""
-    cpu_dtype = deployment.engine_spec.memory.cpu_dtype
-    item = ITEM_BYTES[cpu_dtype] if cpu_dtype and deployment.on_cpu else config.item_bytes
-    return work.rank_kv_bytes_per_token(config.shape, deployment.tp, item)
 
 
 def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float, busy: float) -> Cost:

@@ -17,8 +17,6 @@ from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.decoding import (
     DecodeStepCost,
-    busy_slots,
-    decoding_slots,
     later_turn_cost,
     mixed_steps_saving,
     played_cost,
@@ -26,6 +24,7 @@ from rlgraph.passes.cost.decoding import (
     prefill_cost,
     turn_order,
 )
+from rlgraph.passes.cost.decoding_slots import busy_slots, decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.episodes import Episodes, EpisodeTurns, TurnPace, decoding_ends, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown

@@ -19,7 +19,7 @@ from rlgraph.catalog.models.config_shape import shape_of
 from rlgraph.catalog.models.configs import known_config
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.plan import ModelHolding
-from rlgraph.passes.cost.decoding import cache_bytes_per_token
+from rlgraph.passes.cost.decoding_slots import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import model_parallel_parameter_count, rank_kv_bytes_per_token

@@ -12,15 +12,8 @@ from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
-from rlgraph.passes.cost.decoding import (
-    DecodeStepCost,
-    GenerationCostModel,
-    busy_slots,
-    decoding_slots,
-    mixed_steps_saving,
-    preempted_rows,
-    prefill_cost,
-)
+from rlgraph.passes.cost.decoding import DecodeStepCost, GenerationCostModel, mixed_steps_saving, prefill_cost
+from rlgraph.passes.cost.decoding_slots import busy_slots, decoding_slots, preempted_rows
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampling import predict_sampling

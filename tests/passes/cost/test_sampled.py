@@ -18,7 +18,7 @@ from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
-from rlgraph.passes.cost.decoding import decoding_slots
+from rlgraph.passes.cost.decoding_slots import decoding_slots
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult, predict_sampling

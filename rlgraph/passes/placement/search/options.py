@@ -11,7 +11,7 @@ from operator import le, lt
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import cache_bytes_per_token, max_decoding_slots
+from rlgraph.passes.cost.decoding_slots import cache_bytes_per_token, max_decoding_slots
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.peak_memory import usable_device_bytes, usable_host_bytes
 from rlgraph.passes.cost.task import Task, device_takeovers

@@ -17,7 +17,7 @@ from rlgraph.ops.nodes import NODES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
-from rlgraph.passes.cost.decoding import cache_bytes_per_token
+from rlgraph.passes.cost.decoding_slots import cache_bytes_per_token
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
