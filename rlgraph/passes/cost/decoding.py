@@ -81,8 +81,9 @@ class GenerationCostModel:
         if batch.episodes:
             return call + self._play(batch.episodes, prompts, rows, slower, copies)
         again = preempted_cost(self.config, self.deployment, self.constants, batch, rows, self.slots)
-        shared = mixed_steps_saving(self.deployment, batch, rows, self.slots, self.busy, self.step, prompts)
-        decoded = _decode(self.step, batch, rows, self.slots, self.busy) + shared.scaled(-1)
+        busy = min(rows, self.busy)
+        shared = mixed_steps_saving(self.deployment, batch, rows, self.slots, busy, self.step, prompts)
+        decoded = _decode(self.step, batch, rows, self.slots, busy) + shared.scaled(-1)
         return (prompts + again + decoded).scaled(slower) + call
 
     def _play(self, episodes: Episodes, prompts: Cost, rows: float, slower: float, copies: int) -> Cost:
@@ -265,10 +266,8 @@ def preempted_rows(deployment: Deployment, batch: Batch, rows: float, slots: flo
     most = max_decoding_slots(deployment)
     if rows <= slots or slots >= most or (deployment.on_cpu and not deployment.kv_bytes):
         return 0.0, 0.0
-    prompt, response = batch.prompt.mean, batch.response.mean
-    # A row that begins needs room for its whole prompt: half of one is free at a time, and taken first.
-    short = max(0.0, 1 - prompt / max(slots * response, 1.0))
-    return short * (rows - slots) * response / _mean_held_tokens(deployment, batch), prompt + response / 4
+    count = (rows - slots) * batch.response.mean / _mean_held_tokens(deployment, batch)
+    return count, batch.prompt.mean + batch.response.mean / 4
 
 
 def mixed_steps_saving(
