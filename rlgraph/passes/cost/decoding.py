@@ -83,11 +83,12 @@ class GenerationCostModel:
         if batch.episodes:
             return call + self._play(batch.episodes, prompts, rows, slower, copies)
         again = preempted_cost(self.config, self.deployment, self.constants, batch, rows, self.slots)
-        shared = mixed_steps_saving(self.deployment, batch, rows, self.slots, self.busy, self.step, prompts)
+        busy = min(rows, self.busy)
+        shared = mixed_steps_saving(self.deployment, batch, rows, self.slots, busy, self.step, prompts)
         if batch.requests > 1 and self.deployment.engine_spec.admits:
-            decoded = _flow(self.step, batch, rows, self.busy)
+            decoded = _flow(self.step, batch, rows, busy)
         else:
-            decoded = _decode(self.step, batch, rows, self.slots, self.busy)
+            decoded = _decode(self.step, batch, rows, self.slots, busy)
         return (prompts + again + decoded + shared.scaled(-1)).scaled(slower) + call
 
     def _play(self, episodes: Episodes, prompts: Cost, rows: float, slower: float, copies: int) -> Cost:

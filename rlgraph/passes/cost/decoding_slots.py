@@ -40,10 +40,8 @@ def preempted_rows(deployment: Deployment, batch: Batch, rows: float, slots: flo
     most = max_decoding_slots(deployment)
     if rows <= slots or slots >= most or (deployment.on_cpu and not deployment.kv_bytes):
         return 0.0, 0.0
-    prompt, response = batch.prompt.mean, batch.response.mean
-    # A row that begins needs room for its whole prompt: half of one is free at a time, and taken first.
-    short = max(0.0, 1 - prompt / max(slots * response, 1.0))
-    return short * (rows - slots) * response / _mean_held_tokens(deployment, batch), prompt + response / 4
+    count = (rows - slots) * batch.response.mean / _mean_held_tokens(deployment, batch)
+    return count, batch.prompt.mean + batch.response.mean / 4
 
 
 def cached_rows(config: ModelConfig, deployment: Deployment, batch: Batch) -> float:

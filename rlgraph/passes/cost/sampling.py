@@ -96,8 +96,8 @@ def predict_sampling(
     read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
     if played is None:
         shared = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
-        again = preempted_cost(config, deployment, constants, batch, len(answers), slots)
-        read += (again + shared.scaled(-1)).scaled(slower)
+        preempted = preempted_cost(config, deployment, constants, batch, len(answers), slots)
+        read += (preempted + shared.scaled(-1)).scaled(slower)
     if played is not None:
         again = later_turn_cost(config, deployment, constants, batch, len(answers))
         processes, shared = played.episodes.processes(played.replicas)
