@@ -94,10 +94,6 @@ def predict_sampling(
     most = max(1, int(slots if len(answers) <= slots else busy_slots(config, deployment, batch)))
     step, slower = DecodeStepCost(config, deployment, constants, batch), contention_slowdown(deployment, rates)
     read = prefill_cost(config, deployment, constants, batch, len(answers) / samples).scaled(slower)
-    if played is None:
-        shared = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
-        preempted = preempted_cost(config, deployment, constants, batch, len(answers), slots)
-        read += (preempted + shared.scaled(-1)).scaled(slower)
     if played is not None:
         again = later_turn_cost(config, deployment, constants, batch, len(answers))
         processes, shared = played.episodes.processes(played.replicas)
@@ -117,6 +113,9 @@ def predict_sampling(
         play = play_episodes(episodes, turn_pace)
         cost = played_cost(play, read.scaled(1 / slower), again, step.cost, slower)
         return SamplingResult(call + cost, [call.seconds + end for end in play.ends])
+    mixed = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
+    preempted = preempted_cost(config, deployment, constants, batch, len(answers), slots)
+    read += (preempted + mixed.scaled(-1)).scaled(slower)
     ended = decoding_ends(answers, most)
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
