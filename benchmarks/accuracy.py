@@ -240,7 +240,7 @@ def group_line(group: Group) -> str:
 
 def row_line(found: Compared) -> str:
     cell = found.row.cells
-    split = " ".join(f"{name}{cell[name]}" for name in ("dp", "pp", "tp", "ep") if cell[name] not in ("", "1"))
+    split = " ".join(f"{name}{cell[name]}" for name in ("dp", "pp", "tp", "cp", "ep") if cell[name] not in ("", "1"))
     split += f", then tp{cell['gen_tp']}" if cell["gen_tp"] else ""
     cells = (
         found.row.id + "*" * (not found.row.publisher.fitted),
