@@ -27,7 +27,7 @@ from rlgraph.passes.cost.work import Tokens
 NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
 NUMBERS = (
     *("nodes", "gpus", "tp", "pp", "dp", "ep", "prompt_len", "response_len", "batch", "micro_batch"),
-    *("longest", "gen_tp"),
+    *("longest", "gen_tp", "cp"),
 )
 """Columns that may be missing or empty; where they are not, each has a whole number."""
 
@@ -40,15 +40,18 @@ PER_NODE = 8
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
     "sglang": ("vllm", {}),
+    "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
+    "fsdp-megatron": ("transformers", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     "deepspeed": ("megatron", {"logit": 71}),
     "automodel": ("megatron", {"logit": 71}),
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
 TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
 more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. Where nothing is known of a
-system's loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md). Tables of
-results name both."""
+system's loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and
+the gradients of Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands
+in for it. Tables of results name both."""
 
 BESIDE: Mapping[str, tuple[float, float]] = {"nemo-rl": (13.8, 1.12e-10)}
 """Seconds of a system's transition from training to generation on the same devices, and seconds of it for each weight:
@@ -74,10 +77,10 @@ up gradients in the products and steps in one kernel: 16 bytes a weight are left
 and to clip it. When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each
 operation."""
 
-WHOLE_EXPERTS = r"NVIDIA-NeMo/RL|nvidia\.com/nemo/rl"
-"""Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too:
-NeMo-RL's `expert_tensor_parallel_size` is 1. Here they split each, and `ep` is so many times smaller: every rank has as
-many weights of experts, and tokens travel among as many ranks."""
+WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl"
+"""Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the
+`expert_tensor_parallel_size` of NeMo-RL and of Megatron Bridge is 1. Here they split each, and `ep` is so many times
+smaller: every rank has as many weights of experts, and tokens travel among as many ranks."""
 
 WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
 """What differs in NeMo-RL's transfers of weights: each tensor goes in one call, whatever memory that takes. Ours run in
@@ -250,14 +253,16 @@ class _Facts:
         """rows: of a row whose work has none."""
         self.row = row
         self.device = _device(row.cells["gpu"])
-        self.tp, self.pp = max(1, row.number("tp")), max(1, row.number("pp"))
-        self.devices = row.number("gpus") or self.tp * self.pp * max(1, row.number("dp"))
-        self.dp = row.number("dp") or max(1, self.devices // (self.tp * self.pp))
+        self.tp, self.pp, self.cp = (max(1, row.number(name)) for name in ("tp", "pp", "cp"))
+        copy = self.tp * self.pp * self.cp
+        self.devices = row.number("gpus") or copy * max(1, row.number("dp"))
+        self.dp = row.number("dp") or max(1, self.devices // copy)
         self.lag = row.noted(r"\blag\s*=?\s*(\d+)\b")
-        self.apart = max(0, self.devices - self.tp * self.pp * self.dp) if self.lag else 0
+        self.apart = max(0, self.devices - copy * self.dp) if self.lag else 0
         """Devices that sample, where they are others than those that train."""
-        if self.tp * self.pp * self.dp + self.apart != self.devices:
-            raise Inexpressible(f"tp {self.tp} x pp {self.pp} x dp {self.dp} are not its {self.devices} devices")
+        if copy * self.dp + self.apart != self.devices:
+            by = f" x cp {self.cp}" if self.cp > 1 else ""
+            raise Inexpressible(f"tp {self.tp} x pp {self.pp}{by} x dp {self.dp} are not its {self.devices} devices")
         self.ep = max(1, row.number("ep"))
         nodes = row.number("nodes") or -(-self.devices // PER_NODE)
         if self.devices % nodes:
@@ -305,15 +310,19 @@ class _Facts:
         if self.ep > 1 and engine != "megatron":
             raise Inexpressible(f"its experts are split over devices (ep), which {engine} does not do here")
         chunks = self.row.noted(r"\b(\d+) chunks a stage") or 1
+        if "trained with MTP" in self.row.cells["notes"]:
+            raise Inexpressible("it trains a layer more, for the token after the next (MTP), which models here lack")
         if self.pp > 1 and chunks == 1 and "interleaved" in self.row.cells["notes"]:
             raise Inexpressible("its pipeline is interleaved, and it does not say in how many parts")
         ep = self.ep
         if ep % self.tp == 0 and re.search(WHOLE_EXPERTS, self.row.cells["source"]):
             ep //= self.tp
+        if self.dp % ep and not self.dp * self.cp % ep:
+            raise Inexpressible("its experts are split over the ranks that share a row's tokens (cp), too")
         if self.dp % ep:
             raise Inexpressible(f"ep {self.ep} does not divide its dp {self.dp}")
         # In published rows experts are split over the copies; here over the ranks of one.
-        sizes = {"tp": self.tp, "pp": self.pp, "ep": ep, "dp": self.dp // ep}
+        sizes = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": ep, "dp": self.dp // ep}
         if self.row.engine.startswith("fsdp"):
             sizes["fsdp"] = self.row.noted(r"in shards of (\d+)") or self.dp
             sizes["dp"] = self.dp // sizes["fsdp"]
@@ -508,7 +517,8 @@ def _step_schedule(facts: _Facts, with_ref: bool) -> str:
     sampling = facts.row.number("gen_tp")
     if not sampling:
         return ""
-    split = ", ".join(("engine=megatron", *facts.split("megatron")))
+    recompute = ("recompute=true",) if facts.recompute else ()
+    split = ", ".join(("engine=megatron", *facts.split("megatron"), *recompute))
     others = ", ref" if with_ref else ""
     copies = (facts.apart or facts.devices) // sampling
     if facts.apart:

@@ -85,6 +85,19 @@ def test_lag_in_the_notes_of_a_row_is_lag_in_its_program(tmp_path: Path) -> None
     assert "pool learn = 8 devices" in express(apart).schedule and "pool play = 8 devices" in express(apart).schedule
 
 
+@pytest.mark.parametrize(("split", "said"), [("2,2,2,8", "tp=2, pp=2, cp=2, ep=4, dp=2"), ("2,2,4,8", "(cp), too")])
+def test_ranks_that_share_the_tokens_of_a_row(tmp_path: Path, split: str, said: str) -> None:
+    """NVIDIA's `ep` counts tensor ranks, too, and may count those of `cp`, which nothing here does."""
+    head = "id,model,gpu,phase,engine,tp,pp,cp,ep,gpus,prompt_len,batch,value,unit,source"
+    line = f"A,Qwen/Qwen3-30B-A3B,H100,train,megatron,{split},{64 if said[0] == 't' else 32},4096,64,9,s"
+    (row,) = rows(tmp_path, head, f"{line},https://github.com/NVIDIA-NeMo/Megatron-Bridge")
+    if said[0] == "t":
+        assert f"engine=megatron, {said}," in express(row).schedule
+    else:
+        with pytest.raises(Inexpressible, match=re.escape(said)):
+            express(row)
+
+
 def test_rates_are_the_seconds_that_their_sources_derive() -> None:
     """Where the notes of a row say how long an iteration takes, by its source's own formula."""
     derived = 0
@@ -101,7 +114,7 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
     assert all(row.publisher.name == "our own H100" for row in ours)
     for row in others:
         assert row.publisher in publishers(), row.id
-        if row.phase == "sync" or "interleaved" in row.cells["notes"]:
+        if row.phase == "sync" or re.search("interleaved|trained with MTP", row.cells["notes"]) or row.id in REFUSED:
             with pytest.raises(Inexpressible):
                 express(row)
         else:
@@ -110,21 +123,45 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
 
 # What is predicted
 
+REFUSED = (
+    *("MB20", "MB21", "MB27", "MB28"),  # NVFP4
+    *("MB35", "MB36", "MB37", "MB38", "MB39", "MB49", "MB55", "MB59", "MB63", "ME04", "ME05"),  # GPT-OSS
+    *("RS11", "RS17", "RS25", "RS29"),  # ranks of experts
+)
+"""Rows that no plan here says the same as; docs/why/accuracy-rows.md has why."""
+
 WHY = ROOT / "docs" / "why"
 MOST = 0.10
 """Of the median error of a group's rows that constants were fitted to."""
 
 MORE = {
+    "generate experts, sglang, h20-96gb": 0.25,
     "generate experts, vllm, a100-80gb": 0.32,
     "generate long prompts, vllm, h100-80gb": 0.32,
     "generate long prompts, vllm, rtx4090-24gb": 0.22,
+    "generate one row, hf-generate, a100-80gb": 0.33,
+    "generate one row, hf-generate, h20-96gb": 0.58,
+    "generate one row, sglang, h20-96gb": 0.52,
+    "generate one row, vllm, a100-80gb": 0.22,
+    "generate waves, vllm, h100-80gb": 0.16,
     "generate, vllm, h200-141gb": 0.20,
     "generate whole, transformers, h100-80gb": 0.25,
+    "step large experts, nemo-rl, gb200-186gb": 0.31,
+    "step large experts, nemo-rl, h100-80gb": 0.26,
+    "step, nemo-rl, gb200-186gb": 0.28,
     "step, nemo-rl, h100-80gb": 0.12,
     "train experts, automodel, h100-80gb": 0.15,
     "train experts, megatron, b200-180gb": 0.30,
     "train experts, megatron, gb300-278gb": 0.15,
     "train experts, megatron, h100-80gb": 0.40,
+    "train large experts, automodel, h100-80gb": 0.37,
+    "train large experts, megatron, b300-288gb": 0.31,
+    "train large experts, megatron, gb200-186gb": 0.33,
+    "train large experts, megatron, gb300-278gb": 0.30,
+    "train large experts, megatron, h100-80gb": 1.82,
+    "train, fsdp-megatron, gb200-186gb": 0.32,
+    "train, fsdp-megatron, gb300-278gb": 0.45,
+    "train, fsdp-megatron, h100-80gb": 0.39,
     "weights, megatron->vllm, h100-80gb": 0.40,
 }
 """The same of groups where it is more; docs/why/accuracy.md says what is not known of them."""
@@ -141,7 +178,7 @@ def beyond(groups: list[Group]) -> dict[str, float]:
 
 
 def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
-    bands = ((22, 0.05, 0.88), (10, 0.14, 0.6))
+    bands = ((30, 0.06, 0.82), (20, 0.22, 0.48))
     for rows, (count, most, near) in zip(split_by_fit(results[0]), bands, strict=True):
         *groups, whole = grouped(rows)
         assert beyond(groups) == {}
