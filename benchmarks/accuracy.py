@@ -111,7 +111,9 @@ def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     # Megatron's parts of stages may be unlike, which plans here refuse: a row that says so many is priced all the same.
     priced: dict[str, Any] = {"_uneven_chunks": lambda *_: []} if experiment.work else {}
-    with limited(experiment.limits), patch.multiple(layout_checks, **priced) if priced else nullcontext():
+    rates, kind = default_constants("gpu").rates, ("vllm", "generate")
+    sampler = patch.dict(rates, {kind: replace(rates[kind], **experiment.sampler)})
+    with sampler, limited(experiment.limits), patch.multiple(layout_checks, **priced) if priced else nullcontext():
         return _predicted(experiment)
 
 

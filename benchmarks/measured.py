@@ -61,6 +61,7 @@ Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
+    ("vllm", r"^(?!.*silybench)", {"row": 4.9e-5}),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
@@ -74,8 +75,9 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each
-operation."""
+and to clip it. vLLM took 49 us for each row of a decoding step (fitted to GA01 to GA17, of 0.12) before it prepared the
+next step while one ran; NeMo-RL's version is not known, and taken for such a one. When our rows were measured
+transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
 WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl"
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the
@@ -87,9 +89,10 @@ WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
 rounds of so many bytes, and cut tensors into sections. The experts of a layer are one tensor for each projection, as
 here (its `docs/design-docs/nccl-reshard-refit.md`), so that it has as many pieces."""
 
-SERVED: Mapping[str, float] = {"begin": 8e-3}
-"""What differs where a server is asked over HTTP, which reads, splits into tokens and answers each request: fitted to
-VP04, VP08, VP12 and VP16, whose answers have four tokens."""
+SERVED: Sequence[tuple[str, float]] = ((r"silybench", 1e-3), ("", 8e-3))
+"""Sources whose rows went to a server over HTTP, and seconds of each, in which it reads the request, splits it into
+tokens and answers. Of vLLM 0.30 fitted to SB01 to SB20; of the others to VP04, VP08, VP12 and VP16, whose answers have
+four tokens."""
 
 SERVER_LIMITS: Sequence[tuple[Callable[[Device], bool], Mapping[str, int]]] = (
     (lambda device: device.memory >= 160 << 30, {"prompt_tokens": 16384, "rows": 1024}),
@@ -233,6 +236,8 @@ class Experiment:
     """Constants of the engine that stands in which are others for the row's own; or those of a transfer of weights."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """What of the engine's cache is another for the row's own (`ReservedCache`)."""
+    sampler: Mapping[str, float] = field(default_factory=dict)
+    """Constants of vLLM in a whole step which are others for the row's own."""
     beside: float = 0.0
     """Seconds of the row's system that no plan here has."""
     products: str = ""
@@ -407,10 +412,11 @@ step:
     )
 
 
-def _former(row: Row) -> Mapping[str, float]:
+def _former(row: Row, engine: str = "") -> dict[str, float]:
+    """Return what differs of a row's engine, or of another one, where it was measured."""
     differs: dict[str, float] = {}
     for name, sources, constants in FORMER:
-        if row.engine == name and re.search(sources, row.cells["source"]):
+        if name == (engine or row.engine) and re.search(sources, row.cells["source"]):
             differs |= constants
     return differs
 
@@ -441,6 +447,9 @@ step:
 """
     schedule, engine = facts.place("actor.generate", "vllm", "transformers")
     tokens = facts.rows * (answer if phase == "generate" else facts.prompt)
+    differs = (STANDS_IN[facts.row.engine][1] if engine else {}) | _former(facts.row)
+    if facts.served:
+        differs["begin"] = next(begin for source, begin in SERVED if re.search(source, facts.row.cells["source"]))
     return Experiment(
         program,
         schedule,
@@ -451,7 +460,7 @@ step:
         facts.seconds(tokens),
         facts.group(phase),
         engine,
-        differs=(STANDS_IN[facts.row.engine][1] if engine else {}) | (SERVED if facts.served else {}),
+        differs=differs,
         limits=facts.server_limits if facts.served else {},
     )
 
@@ -508,6 +517,7 @@ step{f" async(lag={lag})" if lag else ""}:
         facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
         facts.group("step"),
         "" if row.engine in ("megatron+vllm", "megatron->vllm") else "megatron and vllm",
+        sampler=_former(row, "vllm"),
         beside=0.0 if facts.apart else begins + for_weight * parameter_count(facts.shape, "causal_lm"),
     )
 
