@@ -151,6 +151,43 @@ def test_a_run(folder: Path) -> None:
     assert more.models["actor"].answer(["a>"], max_tokens=5)
 
 
+def test_an_answer_is_to_each_prompt_of_a_list(folder: Path) -> None:
+    model = rlgraph.compile("tiny.rlf").run(0, threads=1, progress=False).models["actor"]
+    assert len(model.answer(("a>", "b>"), max_tokens=2)) == 2
+    # A text is a sequence of letters, and a conversation one of messages.
+    for one in ("a>", [{"role": "user", "content": "a>"}]):
+        with pytest.raises(TypeError, match=r"`answer` takes a list of prompts: `answer\(\["):
+            model.answer(one)
+    with pytest.raises(TypeError, match="a prompt is a text or a list of messages, not 3"):
+        model.answer(["a>", 3])
+
+
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": -1}, "`steps` is a whole number, at least 0, not -1"),
+    ({"steps": "3"}, "`steps` is a whole number, at least 0, not '3'"),
+    ({"steps": True}, "`steps` is a whole number, at least 0, not True"),
+    ({"steps": None}, "`steps` is a whole number, at least 0, not None"),
+    ({"seed": 1.5}, "`seed` is a whole number, not 1.5"),
+    ({"threads": 0}, "`threads` is a whole number, at least 1, not 0"),
+    ({"block": 0}, "`block` is a whole number, at least 1, not 0"),
+    ({"keep": 0, "save_every": 1}, "`keep` is a whole number, at least 1, not 0"),
+    ({"max_restarts": -1}, "`max_restarts` is a whole number, at least 0, not -1"),
+    ({"timeout": 0}, "`timeout` is a number of seconds above 0, not 0"),
+    ({"on_nonfinite": "ignore"}, '`on_nonfinite` is "stop" or "skip", not \'ignore\''),
+    ({"device": 0}, '`device` is a text such as "cpu" or "cuda:1", not 0'),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS, ids=[str(options) for options, _ in WRONG_OPTIONS])
+def test_an_option_of_another_kind_is_refused_before_anything_is_written(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rlgraph.ProgramError) as wrong:
+        rlgraph.compile("tiny.rlf").run(out="made", progress=False, **options)
+    assert str(wrong.value).strip() == f"error[E0894]: {message}"
+    assert not (folder / "made").exists()
+
+
 def test_a_run_in_a_folder_with_content_does_not_begin(folder: Path) -> None:
     with pytest.raises(rlgraph.ProgramError, match="E0810"):
         rlgraph.compile("tiny.rlf").run(1, out=folder, progress=False)
