@@ -44,8 +44,13 @@ def test_check_never_raises(folder: Path) -> None:
     for program in ("", "tiny", "missing.rlf", Path("tiny"), folder, "step:\n\tx", "\0", "x = (" * 500):
         assert any(found.severity == "error" for found in rlgraph.check(program))
     assert [found.code for found in rlgraph.check(PROGRAM, {"n": object()})] == ["E0807"]  # type: ignore[dict-item]
+    assert [found.code for found in rlgraph.check(PROGRAM, ["n=1"])] == ["E0807"]  # type: ignore[arg-type]
     assert [found.code for found in rlgraph.check(PROGRAM, {"m": 1})] == ["E0804"]
     assert [found.code for found in rlgraph.check(PROGRAM, {"n": "1 +", "lr": ")"})] == ["E0101", "E0103"]
+
+
+def test_a_length_is_a_number_or_a_text() -> None:
+    assert rlgraph.workload(300, 4.5, turns=3) == rlgraph.workload("300", "4.5", turns="3") != rlgraph.workload()
 
 
 def test_warnings_do_not_stop_a_program() -> None:
