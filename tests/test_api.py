@@ -44,8 +44,13 @@ def test_check_never_raises(folder: Path) -> None:
     for program in ("", "tiny", "missing.rlf", Path("tiny"), folder, "step:\n\tx", "\0", "x = (" * 500):
         assert any(found.severity == "error" for found in rlgraph.check(program))
     assert [found.code for found in rlgraph.check(PROGRAM, {"n": object()})] == ["E0807"]  # type: ignore[dict-item]
+    assert [found.code for found in rlgraph.check(PROGRAM, ["n=1"])] == ["E0807"]  # type: ignore[arg-type]
     assert [found.code for found in rlgraph.check(PROGRAM, {"m": 1})] == ["E0804"]
     assert [found.code for found in rlgraph.check(PROGRAM, {"n": "1 +", "lr": ")"})] == ["E0101", "E0103"]
+
+
+def test_a_length_is_a_number_or_a_text() -> None:
+    assert rlgraph.workload(300, 4.5, turns=3) == rlgraph.workload("300", "4.5", turns="3") != rlgraph.workload()
 
 
 def test_warnings_do_not_stop_a_program() -> None:
@@ -149,6 +154,43 @@ def test_a_run(folder: Path) -> None:
         1, threads=1, progress=False
     )
     assert more.models["actor"].answer(["a>"], max_tokens=5)
+
+
+def test_an_answer_is_to_each_prompt_of_a_list(folder: Path) -> None:
+    model = rlgraph.compile("tiny.rlf").run(0, threads=1, progress=False).models["actor"]
+    assert len(model.answer(("a>", "b>"), max_tokens=2)) == 2
+    # A text is a sequence of letters, and a conversation one of messages.
+    for one in ("a>", [{"role": "user", "content": "a>"}]):
+        with pytest.raises(TypeError, match=r"`answer` takes a list of prompts: `answer\(\["):
+            model.answer(one)
+    with pytest.raises(TypeError, match="a prompt is a text or a list of messages, not 3"):
+        model.answer(["a>", 3])
+
+
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": -1}, "`steps` is a whole number, at least 0, not -1"),
+    ({"steps": "3"}, "`steps` is a whole number, at least 0, not '3'"),
+    ({"steps": True}, "`steps` is a whole number, at least 0, not True"),
+    ({"steps": None}, "`steps` is a whole number, at least 0, not None"),
+    ({"seed": 1.5}, "`seed` is a whole number, not 1.5"),
+    ({"threads": 0}, "`threads` is a whole number, at least 1, not 0"),
+    ({"block": 0}, "`block` is a whole number, at least 1, not 0"),
+    ({"keep": 0, "save_every": 1}, "`keep` is a whole number, at least 1, not 0"),
+    ({"max_restarts": -1}, "`max_restarts` is a whole number, at least 0, not -1"),
+    ({"timeout": 0}, "`timeout` is a number of seconds above 0, not 0"),
+    ({"on_nonfinite": "ignore"}, '`on_nonfinite` is "stop" or "skip", not \'ignore\''),
+    ({"device": 0}, '`device` is a text such as "cpu" or "cuda:1", not 0'),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS, ids=[str(options) for options, _ in WRONG_OPTIONS])
+def test_an_option_of_another_kind_is_refused_before_anything_is_written(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rlgraph.ProgramError) as wrong:
+        rlgraph.compile("tiny.rlf").run(out="made", progress=False, **options)
+    assert str(wrong.value).strip() == f"error[E0894]: {message}"
+    assert not (folder / "made").exists()
 
 
 def test_a_run_in_a_folder_with_content_does_not_begin(folder: Path) -> None:

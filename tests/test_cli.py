@@ -118,7 +118,10 @@ help: give the program too: `rlgraph check PROGRAM.rlf SCHEDULE.rls`
 def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "picture.rlf").write_bytes(b"algorithm a\n\xff\xfe\n")
     (folder / "huge.rlf").write_bytes(b"#" * 2_000_000)
+    (folder / "huge.jsonl").write_bytes(b'{"prompt": "a>"}\n' * 100_000)
+    (folder / "score.py").write_text("import re\n")
     files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
+    files += ["huge.jsonl", "score.py", "none.jsonl"]
     assert told(capsys, "check", *files) == (
         1,
         "",
@@ -142,7 +145,15 @@ error[E0805]: `huge.rlf` cannot be read: it is too large: it has more than 128 K
 
 error[E0805]: `a\\x00b` cannot be read: embedded null byte
 
-7 files: 7 errors
+error[E0805]: `huge.jsonl` is a file of data, not a program
+help: run a program with it: `rlgraph run PROGRAM.rlf --data huge.jsonl`
+
+error[E0805]: `score.py` is a file of Python, not a program
+help: run a program with a function of it: `rlgraph run PROGRAM.rlf --reward score.py:NAME`
+
+error[E0805]: there is no file `none.jsonl`
+
+10 files: 10 errors
 """,
     )
 

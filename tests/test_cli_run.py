@@ -8,11 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from click import IntRange
 from programs_on_disk import FAILS_AT_THIRD, start, write_tiny
 
 import rlgraph
 from rlgraph.cli import run_command
+from rlgraph.cli.running import run
 from rlgraph.errors import UsageMistake
+from rlgraph.runs.options import LEAST
 from tests.suites import few
 from tests.waits import NEVER
 
@@ -30,6 +33,13 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     code = run_command(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def test_the_ranges_of_options_are_those_of_python() -> None:
+    ranges = {found.name: found.type.min for found in run.params if isinstance(found.type, IntRange)}
+    # A run of no step, which loads the models and runs the phases, is for Python alone.
+    known = {name: least for name, least in LEAST.items() if least is not None}
+    assert {name: ranges.get(name) for name in known} == {**known, "steps": 1}
 
 
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

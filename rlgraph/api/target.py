@@ -13,21 +13,21 @@ __all__ = ["fit_lengths", "workload"]
 
 
 def workload(
-    prompt_tokens: str | None = None,
-    response_tokens: str | None = None,
+    prompt_tokens: str | float | None = None,
+    response_tokens: str | float | None = None,
     kept: float = 1.0,
     *,
     lengths: str | Path | None = None,
     foresight: float | None = None,
     alike: float = 0.0,
-    turns: str | None = None,
-    environment_seconds: str | None = None,
-    observation_tokens: str | None = None,
+    turns: str | float | None = None,
+    environment_seconds: str | float | None = None,
+    observation_tokens: str | float | None = None,
     kept_tokens: float | None = None,
 ) -> Workload:
     """Return how long rows are, and how many of them filters keep, for plans and simulations. Raise RlgraphError.
 
-    - `prompt_tokens`: tokens of a prompt, such as "300" or "mean=256,p99=1024".
+    - `prompt_tokens`: tokens of a prompt, such as 300 or "mean=256,p99=1024".
     - `response_tokens`: tokens of an answer, up to the `max_tokens` of the program; log-normal with a long tail if not
       given.
     - `kept`: the share of the rows that a `keep` keeps.
@@ -41,12 +41,12 @@ def workload(
       if not given.
     """
     described = target.parse_workload(
-        prompt_tokens,
-        response_tokens,
+        _text(prompt_tokens),
+        _text(response_tokens),
         kept,
-        turns=turns,
-        environment_seconds=environment_seconds,
-        observation_tokens=observation_tokens,
+        turns=_text(turns),
+        environment_seconds=_text(environment_seconds),
+        observation_tokens=_text(observation_tokens),
         kept_tokens=kept_tokens,
     )
     described = replace(described, alike=alike)
@@ -59,3 +59,8 @@ def workload(
         prompt=described.prompt if prompt is None or prompt_tokens is not None else prompt,
         response=described.response or response,
     )
+
+
+def _text(length: str | float | None) -> str | None:
+    """Return a length as the command line writes it."""
+    return None if length is None else str(length)

@@ -27,7 +27,17 @@ from rlgraph.cli.option_groups import GroupedCommand
 from rlgraph.cli.run_files import is_on_command_line, with_run_file
 from rlgraph.cli.sweeping import refuse_with_sweep, run_sweep
 from rlgraph.runs.jsonlines import print_record
-from rlgraph.runs.options import BACKENDS, KEEP, KEEP_SAMPLES, LOCAL, RESTARTS, VERIFY_WEIGHTS, RunOptions, backend_spec
+from rlgraph.runs.options import (
+    BACKENDS,
+    KEEP,
+    KEEP_SAMPLES,
+    LOCAL,
+    ON_NONFINITE,
+    RESTARTS,
+    VERIFY_WEIGHTS,
+    RunOptions,
+    backend_spec,
+)
 from rlgraph.runs.trackers.known import TRACKERS
 
 if TYPE_CHECKING:
@@ -184,7 +194,7 @@ _GROUPS = {
 )
 @click.option(
     "--on-nonfinite",
-    type=click.Choice(["stop", "skip"]),
+    type=click.Choice(ON_NONFINITE),
     help="Where a gradient is NaN or infinite: end the run, or leave out the update.  [default: stop]",
 )
 @save_every_option

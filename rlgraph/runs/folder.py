@@ -113,7 +113,8 @@ class RunFolder:
             elif inside:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
-                raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty", NO_SPAN, hint))
+                other = ", and has no run that `--overwrite` could replace" if overwrite else ""
+                raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty{other}", NO_SPAN, hint))
             return cls._claimed(path, made)
         except FileExistsError:
             raise _unusable(path, "another run has just begun in it" if path.is_dir() else "it is a file") from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
@@ -96,6 +97,22 @@ KEEP_SAMPLES = 32
 """The default number of samples of a step that are kept."""
 
 
+LEAST: Mapping[str, int | None] = {
+    "steps": 0,
+    "seed": None,
+    "threads": 1,
+    "block": 1,
+    "token_budget": 1,
+    "keep": 1,
+    "restarts": 0,
+    "verify_weights": 0,
+    "keep_samples": 0,
+    "show_samples": 0,
+}
+"""The options that are whole numbers, with the least that each may be; None: any."""
+ON_NONFINITE = ("stop", "skip")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """How to run a program; the options after the first two do not change what is computed, `replay`, `on_nonfinite`,
@@ -153,6 +170,23 @@ class RunOptions:
         """The number of samples of a step that are kept."""
         return KEEP_SAMPLES if self.keep_samples is None else self.keep_samples
 
+    def check_values(self) -> None:
+        """Raise UsageMistake for an option with a value of another kind, or out of its range."""
+        optional = {field.name for field in fields(self) if field.default is None}
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
+                wanted = "a whole number" if least is None else f"a whole number, at least {least}"
+                raise _wrong_value("max_restarts" if name == "restarts" else name, wanted, value)
+        if not isinstance(self.timeout, Real) or not self.timeout > 0:
+            raise _wrong_value("timeout", "a number of seconds above 0", self.timeout)
+        if self.on_nonfinite not in (None, *ON_NONFINITE):
+            raise _wrong_value("on_nonfinite", " or ".join(f'"{name}"' for name in ON_NONFINITE), self.on_nonfinite)
+        if not isinstance(self.device, str | None):
+            raise _wrong_value("device", 'a text such as "cpu" or "cuda:1"', self.device)
+
     def check_backend(self) -> None:
         """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""
         spec = backend_spec(self.backend)
@@ -180,3 +214,7 @@ class RunOptions:
             raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, "say how often to save one: `--save-every 20`"))
         require_installed(LOCAL if self.debug else spec)
         require_trackers(self.track, self.track_model)
+
+
+def _wrong_value(option: str, wanted: str, value: object) -> UsageMistake:
+    return UsageMistake(Diagnostic("E0894", f"`{option}` is {wanted}, not {value!r:.60}", NO_SPAN))

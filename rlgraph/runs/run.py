@@ -86,6 +86,7 @@ def run(
     on_event: Read | None,
 ) -> Run:
     """Run a program with its options; see `Compiled.run`."""
+    options.check_values()
     options.check_backend()
     user_event_readers(on_event)
     require_folder(options.track, out or options.resume)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,7 +119,16 @@ class TrainedModel:
     def answer(
         self, prompts: Sequence[Any], *, max_tokens: int = 64, temperature: float = 0.0, seed: int = 0
     ) -> list[str]:
-        """Return one answer per prompt (a text, or a list of messages); at temperature 0 decoding is greedy."""
+        """Return one answer per prompt (a text, or a list of messages); at temperature 0 decoding is greedy.
+
+        Raise TypeError for one prompt in place of several, or one that is neither.
+        """
+        # A text is a sequence of texts, and would be answered letter by letter.
+        if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in prompts):
+            raise TypeError(f"`answer` takes a list of prompts: `answer([{prompts!r:.60}])`")
+        for prompt in prompts:
+            if not isinstance(prompt, (str, list, tuple)):
+                raise TypeError(f"a prompt is a text or a list of messages, not {prompt!r:.60}")
         import numpy as np
         import torch
 

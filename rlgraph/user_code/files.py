@@ -80,7 +80,9 @@ def _missing_hint(path: str, folders: SearchFolders) -> str:
     wanted = [folder / os.path.expanduser(path) for folder in folders.all_folders()]
     if not any(os.path.isdir(file.parent) for file in wanted):
         return f"there is no folder '{wanted[0].parent}' either"
-    near = did_you_mean(wanted[0].name, [name for file in wanted for name in _names(file.parent, file.suffix)])
+    # All have the same ending, which would make short names look alike.
+    stems = [name.removesuffix(file.suffix) for file in wanted for name in _names(file.parent, file.suffix)]
+    near = did_you_mean(wanted[0].stem, stems, "{}" + wanted[0].suffix)
     return near or next(filter(None, (_nearby(file.parent, file.suffix) for file in wanted)), "")
 
 

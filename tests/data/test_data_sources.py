@@ -279,7 +279,13 @@ CALLS: list[tuple[str, str, str]] = [
         "E0703: there is no data file 'hf://datasets/openai/gsm8k/main/train.parquet' in 'BASE' or in 'HERE'",
         'a data set of the hub is `hub("openai/gsm8k", batch=64)`',
     ),
-    ('jsonl("e.jsonl")', "E0703: there is no data file 'e.jsonl' in 'BASE' or in 'HERE'", "did you mean `d.jsonl`?"),
+    ('jsonl("dd.jsonl")', "E0703: there is no data file 'dd.jsonl' in 'BASE' or in 'HERE'", "did you mean `d.jsonl`?"),
+    # Names are not alike for their ending.
+    (
+        'jsonl("e.jsonl")',
+        "E0703: there is no data file 'e.jsonl' in 'BASE' or in 'HERE'",
+        "in 'BASE' there is: d.jsonl",
+    ),
     (
         'jsonl("zzzzzzzz.jsonl")',
         "E0703: there is no data file 'zzzzzzzz.jsonl' in 'BASE' or in 'HERE'",

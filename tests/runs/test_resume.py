@@ -599,6 +599,7 @@ def test_a_model_that_diverged_is_no_checkpoint(folder: Path, capsys: pytest.Cap
         compiled.run(5, out="a", threads=1, save_every=1, on_event=Diverges())
     # The next step has begun to sample with it.
     assert "error[E0731]: `actor` cannot generate: the model's logits are not finite" in str(failed.value)
+    assert "help: lower `lr`, or bound every update" in str(failed.value)
     err = capsys.readouterr().err
     assert "error[E0831]: `actor` has diverged in step 3" in err
     assert "the last one is `a/checkpoints/step-000000002`" in err
@@ -777,6 +778,7 @@ def test_a_gradient_that_is_not_finite(folder: Path, backend: dict[str, Any]) ->
     assert "is not finite: the weights were left as they are" in str(failed.value)
     # Processes of a plan know their rows by number.
     assert backend or "nor is the loss of prompts row 2, sample 0, prompts row 2, sample 1\n" in str(failed.value)
+    assert ("help: lower `lr`" if backend else "help: keep what it divides by") in str(failed.value)
     made = compiled.run(4, out="skips", threads=1, progress=False, on_nonfinite="skip", **backend)
     assert [step["actor.skipped"] for step in made.metrics] == [0, 1, 0, 1]
     # A controller counts those that it has ordered.

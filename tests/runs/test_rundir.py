@@ -89,11 +89,11 @@ def test_two_runs_that_begin_at_once_have_two_folders(here: Path, monkeypatch: p
 def test_a_folder_with_content_is_left_alone(here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine/thesis.tex").write_text("years of work")
-    for overwrite in (False, True):
+    for overwrite, why in ((False, ""), (True, ", and has no run that `--overwrite` could replace")):
         with pytest.raises(UsageMistake) as refused:
             RunFolder.claim_folder(Path("mine"), overwrite)
         assert str(refused.value) == (
-            "error[E0810]: the folder `mine` is not empty\nhelp: take another folder with `--out`"
+            f"error[E0810]: the folder `mine` is not empty{why}\nhelp: take another folder with `--out`"
         )
     assert inside(here) == ["mine", "mine/thesis.tex"]
 

@@ -9,14 +9,14 @@ class EngineError(ValueError):
     """An error that a user can act on: a missing model, a prompt without a chat template, a gradient that is not
     finite."""
 
-
-class HubError(EngineError):
-    """A model of the hub cannot be loaded."""
-
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-        """What to do."""
+        """What to do, where that is known."""
+
+
+class HubError(EngineError):
+    """A model of the hub cannot be loaded."""
 
 
 class ConversationError(EngineError):
@@ -28,7 +28,6 @@ class ConversationError(EngineError):
         self.code = code
         """Of the diagnostic."""
         self.hint = hint
-        """What to do."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -72,7 +72,10 @@ def sample(
 
 def not_finite() -> EngineError:
     """Return the error of logits that are not finite."""
-    return EngineError("the model's logits are not finite: its weights have diverged, or its dtype is too narrow")
+    return EngineError(
+        "the model's logits are not finite: its weights have diverged, or its dtype is too narrow",
+        "lower `lr`, or bound every update: `train actor(lr=1e-6, clip_norm=1.0)`",
+    )
 
 
 def choose_tokens(

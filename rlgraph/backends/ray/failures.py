@@ -136,7 +136,7 @@ def process_error(error: BaseException, who: Address, request: CallContext, logs
 
 def engine_refused_error(error: EngineError, request: CallContext) -> RunError:
     """Return the error for an engine that cannot do what it was asked for."""
-    return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.source_span))
+    return RunError(Diagnostic("E0731", f"{request.doing}: {error}", request.source_span, error.hint))
 
 
 def process_end_reason(error: BaseException) -> str:

@@ -372,7 +372,9 @@ def engine_run_error(node: Node, what: str, error: Exception) -> RunError:
         return RunError(Diagnostic(error.code, f"{what}: {error}", node.span, error.hint))
     if is_device_full(error):
         return device_full_error(error, f"the work of `{node.name}`", node.span)
-    return RunError(Diagnostic("E0731", f"{what}: {error}", node.span))
+    return RunError(
+        Diagnostic("E0731", f"{what}: {error}", node.span, error.hint if isinstance(error, EngineError) else "")
+    )
 
 
 def row_too_long_error(node: Node, what: str, tokens: int, state: SessionModel, longest: int) -> RunError:

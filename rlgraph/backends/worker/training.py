@@ -126,6 +126,10 @@ TRAINING: Mapping[str, Callable[..., NodeOutput]] = {
 """The functions of operations that train; each takes `idle`, beside what all work takes."""
 
 
+_LOSS_HINT = "keep what it divides by, or takes a logarithm of, above 0: `x / (std(x) + 1e-6)`, `log(max(x, 1e-6))`"
+_GRADIENT_HINT = "lower `lr`, or bound every update with `clip_norm=1.0`; `--on-nonfinite skip` leaves such updates out"
+
+
 @contextmanager
 def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterator[None]:
     """Guard an update of a model. One that is left out does not count as an update, and makes a version all the same:
@@ -142,9 +146,8 @@ def _updating(node: Node, model: str, frame: Frame, session: Session) -> Iterato
         # All ranks see the same norm, and leave out the same update.
         if not session.settings.skips:
             rows = f", nor is the loss of {_first_few(state.odd)}" if state.odd else ""
-            raise engine_run_error(
-                node, f"training `{state.model.name}` failed", NonFiniteGradient(f"{error}{rows}")
-            ) from None
+            refused = NonFiniteGradient(f"{error}{rows}", _LOSS_HINT if state.odd else _GRADIENT_HINT)
+            raise engine_run_error(node, f"training `{state.model.name}` failed", refused) from None
         state.skipped = _one_more(state.skipped, frame)
         return
     except EngineError as error:

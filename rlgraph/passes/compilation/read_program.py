@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from rlgraph.ir.graph import ConstructorCall
     from rlgraph.user_code.files import SearchFolders
 
+_DATA = "a file of data", "run a program with it: `rlgraph run PROGRAM.rlf --data {}`"
+_NO_PROGRAMS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"), _DATA),
+    ".py": ("a file of Python", "run a program with a function of it: `rlgraph run PROGRAM.rlf --reward {}:NAME`"),
+}
+"""What files with other endings are, and what to do with them."""
 _ALIKE = 0.7
 """How similar the name of a file must be to be suggested, where many are alike."""
 
@@ -58,6 +64,10 @@ def open_program_file(path: str) -> OpenedProgram:
     """Read the program in a file, or an algorithm that ships. Raises ProgramError where it cannot be read."""
     from rlgraph.dsl.use import LARGEST_BYTES
 
+    ending = Path(path).suffix.lower()
+    if ending in _NO_PROGRAMS and Path(path).is_file():
+        what, hint = _NO_PROGRAMS[ending]
+        raise _unreadable(path, f"`{path}` is {what}, not a program", hint.replace("{}", path))
     try:
         raw = read_bytes(path, LARGEST_BYTES, PROGRAMS)
     except FileNotFoundError:
@@ -109,6 +119,9 @@ def _near(path: str) -> str:
 
 def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
     """Return every setting as an expression of the language."""
+    if settings is not None and not isinstance(settings, Mapping):
+        message = f"`set` is a dict of names and values, not {settings!r:.60}"
+        raise ProgramError(Diagnostic("E0807", message, NO_SPAN, 'as in `set={"lr": 1e-6}`'))
     return {name: _text(name, value) for name, value in (settings or {}).items()}
 
 
