@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
+from benchmarks.older_vllm import older_vllm
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.enginespec import layout_checks, registry
 from rlgraph.backends.enginespec.memory import ReservedCache
@@ -111,8 +112,7 @@ def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     # Megatron's parts of stages may be unlike, which plans here refuse: a row that says so many is priced all the same.
     priced: dict[str, Any] = {"_uneven_chunks": lambda *_: []} if experiment.work else {}
-    rates, kind = default_constants("gpu").rates, ("vllm", "generate")
-    sampler = patch.dict(rates, {kind: replace(rates[kind], **experiment.sampler)})
+    sampler = older_vllm(experiment.sampler)
     with sampler, limited(experiment.limits), patch.multiple(layout_checks, **priced) if priced else nullcontext():
         return _predicted(experiment)
 

@@ -13,7 +13,8 @@
     rollpacker  RollPacker's rounds (arXiv 2509.21009) beside the synchronous program, by what answers have in common
 
 Programs and schedules are those of `asynchrony/`; its programs are asynchronous, and a lag of 0 makes them synchronous.
-The constants of the cost model are its defaults. Where nobody says how long answers are, several lengths are tried.
+The constants of the cost model are its defaults, but for vLLM, which is as it was then (`older_vllm.py`). Where nobody
+says how long answers are, several lengths are tried.
 Nothing is run, and no data is needed. The tables are those of docs/why/asynchrony.md, streaming.md
 and systems.md.
 """
@@ -33,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
+from benchmarks.older_vllm import older_vllm
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.simulation import Simulation
@@ -77,6 +79,10 @@ class Case:
         self, prompts: str, answers: str, alike: float = 0.0
     ) -> tuple[rlgraph.Compiled, Simulation]:
         """Without a schedule everything is searched for, streams among it."""
+        with older_vllm():
+            return self._compiled_and_simulated(prompts, answers, alike)
+
+    def _compiled_and_simulated(self, prompts: str, answers: str, alike: float) -> tuple[rlgraph.Compiled, Simulation]:
         program = (HERE / f"{self.program}.rlf").read_text()
         if isinstance(self.lag, str):
             how = f"step async({self.lag}):"

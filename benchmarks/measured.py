@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from benchmarks.older_vllm import ROW
 from rlgraph.catalog.clusters.cluster import Device
 from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
 from rlgraph.catalog.models.config_shape import shape_of
@@ -61,7 +62,7 @@ Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
-    ("vllm", r"^(?!.*silybench)", {"row": 4.9e-5}),
+    ("vllm", r"^(?!.*silybench)", ROW),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
@@ -75,9 +76,8 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. vLLM took 49 us for each row of a decoding step (fitted to GA01 to GA17, of 0.12) before it prepared the
-next step while one ran; NeMo-RL's version is not known, and taken for such a one. When our rows were measured
-transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
+and to clip it. Only silybench's vLLM is as new as the one here; NeMo-RL's is not known, and taken for an older one.
+When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
 WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl"
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the

@@ -5,7 +5,8 @@
     ours         this project's search
 
 All use the same times of single pieces of work, and their plans are compared by the same step time. The programs,
-models and machines are those of HybridFlow's evaluation (arXiv 2409.19256); `planners/` has the details.
+models and machines are those of HybridFlow's evaluation (arXiv 2409.19256), and so is vLLM (`older_vllm.py`);
+`planners/` has the details.
 
     python benchmarks/placement.py searches            a table: seconds of a step, and seconds of searching
     python benchmarks/placement.py searches --limit 60
@@ -25,6 +26,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+from older_vllm import older_vllm
 from planners.fixed import deepspeed, nemo, openrlhf
 from planners.hybridflow import hybridflow
 from planners.problems import Case, PaperOptions
@@ -52,7 +54,8 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=0.005, help="how far from the best plan is near enough for ours")
     parser.add_argument("--paper-splits", action="store_true", help="of `shapes`: training is split as in the paper")
     options = parser.parse_args()
-    {"searches": searches, "shapes": shapes, "systems": systems}[options.table](options)
+    with older_vllm():
+        {"searches": searches, "shapes": shapes, "systems": systems}[options.table](options)
 
 
 def found(problem: PlacementProblem, gap: float, among: Sequence[Blocks] | None = None) -> SearchResult | None:

@@ -5,8 +5,8 @@
 
 The program is `asynchrony/streamrl.rlf`, one step off; where everything runs is searched for, with no schedule. Of the
 machines that a row offers a plan may leave some out: it pays for those that it takes. The seconds are the simulator's,
-with the default constants, and prices those of rlgraph/catalog/clusters/devices.toml. Nothing is run. The table is that
-of docs/why/streaming.md.
+with the default constants, but for vLLM as it was then (`older_vllm.py`), and prices those of
+rlgraph/catalog/clusters/devices.toml. Nothing is run. The table is that of docs/why/streaming.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
+from benchmarks.older_vllm import older_vllm
 from rlgraph.passes.compilation.target import parse_workload
 from rlgraph.passes.placement.choose import PlacementChoice
 
@@ -43,7 +44,8 @@ def rows(models: tuple[str, ...] = MODELS) -> Iterator[dict[str, Any]]:
         for goal in GOALS:
             first = None
             for cluster in CLUSTERS:
-                found = row(model, cluster, goal)
+                with older_vllm():
+                    found = row(model, cluster, goal)
                 first = first or found["rows_per_dollar"]
                 yield {**found, "gain": found["rows_per_dollar"] / first}
 
