@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlgraph.dsl import tree
 from rlgraph.dsl.scope import LiteralConstant, Meaning, Reporter, StatementError, describe_meaning, meaning_of
 from rlgraph.dsl.signatures import CONSTRUCTORS, RATES, Signature
-from rlgraph.dsl.words import RESERVED
+from rlgraph.dsl.words import LIBRARIES, RESERVED
 from rlgraph.errors import Span, closest_match, count_phrase, did_you_mean
 from rlgraph.ir.attributes import Attribute, Required, has_attribute_type
 from rlgraph.ir.graph import Const, Constant, ConstructorCall
@@ -174,7 +174,7 @@ def evaluate_options(
                 given[option.name] = evaluate_constant(reporter, option.value, scope)
             else:
                 legal = ", ".join(f"`{name}`" for name in declared)
-                hint = did_you_mean(option.name, declared) or (
+                hint = did_you_mean(LIBRARIES.get(option.name, option.name), declared) or (
                     f"it takes {legal}" if declared else "it takes no options"
                 )
                 raise reporter.statement_error(

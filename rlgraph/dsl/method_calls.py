@@ -10,6 +10,7 @@ from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.branches import branch_table
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.distributions import keep_likeliest, kept_share, name_distribution
+from rlgraph.dsl.names import FUNCTIONS
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ALL_BRANCHES, ENV_COLUMNS
 from rlgraph.dsl.pairs import other_expr
@@ -51,10 +52,12 @@ def evaluate_method_call(context: Context, expr: tree.Call, hint: str) -> Meanin
             f"write `{expr.func.span.covered_text}`",
         )
     if not isinstance(base, ModelName):
+        shown = expr.func.base.span.covered_text
         raise context.statement_error(
             "E0206",
-            f"`{expr.func.base.span.covered_text}` is {describe_meaning(base)}, and has no `{name}` to call",
+            f"`{shown}` is {describe_meaning(base)}, and has no `{name}` to call",
             expr.func.name_span,
+            f"`{name}` is a function: `{name}({shown})`" if name in FUNCTIONS else "",
         )
     model = base.model
     methods = METHODS[model.kind]

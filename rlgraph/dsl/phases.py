@@ -81,9 +81,9 @@ def _phase(context: Context, item: tree.Phase) -> Phase:
     context.block = Block(dict(context.scope), versions)
     for name in _read_first(context, item.body):
         emit_data_read(context, name)
-    before = len(context.diagnostics)
     context.emit_body(item.body)
-    if not context.block.nodes and len(context.diagnostics) == before:
+    # What follows from a wrong declaration is left out without a word.
+    if not context.block.nodes and not any(found.severity == "error" for found in context.diagnostics):
         context.report("E0609", f"`{item.name}` does nothing", item.span)
     _unused_values(context)
     names = tuple(context.block.versions[name].name for name in versions)

@@ -74,10 +74,29 @@ PYTHON = {
     "yield": "there is no `yield`: a `def` ends in `return`",
     "await": "there is no `await`: the compiler decides what waits, from what each line needs",
     "print": "there is no `print`: `report name = x` shows a number of each step",
+    "maximize": "there is no `maximize`: `minimize -x` makes x large",
     "in": "there is no `in`: compare with `==`, joined by `or`",
     "is": "there is no `is`: compare with `==`",
 }
-"""Words of Python that the language does not have, and what to write in their place."""
+"""Words of Python and of papers that the language does not have, and what to write in their place."""
+
+LIBRARIES = {
+    "learning_rate": "lr",
+    "max_grad_norm": "clip_norm",
+    "grad_clip": "clip_norm",
+    "max_new_tokens": "max_tokens",
+    "max_completion_length": "max_tokens",
+    "max_response_length": "max_tokens",
+    "max_prompt_length": "max_prompt",
+    "num_generations": "n",
+    "num_return_sequences": "n",
+    "temp": "temperature",
+    "batch_size": "batch",
+    "train_batch_size": "batch",
+    "r": "rank",
+    "lora_alpha": "alpha",
+}
+"""Options of transformers, TRL, verl and PEFT, and what they are called in the language."""
 
 OPERATORS = {
     "&&": "write `and`",
