@@ -126,6 +126,15 @@ def searches_say_nothing_on_the_way() -> None:
     progress.QUIET_S = NEVER
 
 
+@pytest.fixture(scope="module")
+def slow_rows() -> Iterator[None]:
+    """Sampling on GPUs takes as long as it did with vLLM 0.12: cases show something where it is much of a step."""
+    from benchmarks.older_vllm import older_vllm
+
+    with older_vllm():
+        yield
+
+
 @pytest.fixture(name="declare")
 def _declare() -> Callable[[str], CallSpec]:
     return declare

@@ -33,6 +33,8 @@ from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import SPARE, candidate_partitions, choose_placement
 from tests.suites import few
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 ROOT = Path(rlgraph.__file__).parent.parent
 
 MODEL = """random("qwen2", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8,

@@ -29,6 +29,8 @@ from rlgraph.viz.lanes_layout import LanesDrawing, edge_label, lay_out_lanes
 from rlgraph.viz.theme import LABEL
 from tests.viz.test_outputs import size, svg_size
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
 JUDGE = '"Skywork/Skywork-Reward-V2-Qwen3-8B"'
 SETTINGS = {"safe_rlhf": {"helpful": JUDGE, "harmful": JUDGE}}

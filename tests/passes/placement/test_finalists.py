@@ -26,6 +26,8 @@ from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.choose import PlacementChoice, choose_placement
 from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value, next_best_choices
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
 model reward = frozen(reward_lm("Qwen/Qwen2.5-7B"))

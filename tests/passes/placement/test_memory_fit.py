@@ -19,6 +19,8 @@ from tests.passes.placement.test_choose import ALGORITHMS, LENGTHS
 from tests.passes.placement.test_search import CONSTANTS, Case, brute, random_case, valued
 from tests.suites import few
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 
 def narrowed(case: Case, share: float, offload: bool) -> Case:
     """The same with devices that have a share of their memory."""

@@ -27,6 +27,8 @@ from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.partitions import can_pack_pools, pool_locations
 from tests.suites import few
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 GRPO = Path(rlgraph.__file__).parent / "algorithms" / "grpo.rlf"
 LENGTHS = parse_workload("300", "mean=120, p99=400")
 UNLIKE = "1x8:h100-80gb + 1x8:a100-80gb"

@@ -17,6 +17,8 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.workload import Workload
 from tests.passes.placement.test_block_choice import APART, LONG, PROGRAM
 
+pytestmark = pytest.mark.usefixtures("slow_rows")
+
 SLEEPS = """algorithm t
 model actor = causal_lm("Qwen/Qwen2.5-7B")
 model ref   = frozen(actor)
