@@ -71,9 +71,15 @@ def test_the_same_tokens_as_one_at_a_time(family: str, way: str, prompts: str, p
 
 
 def test_the_same_in_float32() -> None:
-    network = engine(dtype="float32")._network
-    made = generate(network, RAGGED, WAYS["ends"], SHORT)
-    check_same(made, generate(network, RAGGED, WAYS["ends"], EACH_TOKEN), 2e-6)
+    """As near to float64 as one token at a time is: how near that is differs from processor to processor."""
+    narrow, wide = engine(dtype="float32"), engine()
+    wide.load_weights({name: weight.double() for name, weight in narrow.state().items()})
+    each = generate(narrow._network, RAGGED, WAYS["ends"], EACH_TOKEN)
+    made = generate(narrow._network, RAGGED, WAYS["ends"], SHORT)
+    exact = generate(wide._network, RAGGED, WAYS["ends"], EACH_TOKEN)
+    rounding = float((each.logprobs - exact.logprobs).abs().max())
+    assert 0 < rounding < 1e-4
+    check_same(replace(made, logprobs=made.logprobs.double()), exact, 2 * rounding)
 
 
 def test_blocks_and_mixtures() -> None:
