@@ -64,12 +64,15 @@ def legal_replica_meshes(
 
 
 def _sizes(axis: MeshAxis, shape: Shape, per_node: int, tokens: int, widest: int) -> Sequence[int]:
-    """Return the sizes of an axis that are tried: numbers of stages that divide the layers, or are powers of two, one
-    part of each stage, else powers of two, over two nodes at most, but for models that are too large for that;
-    parameters are also sharded over whole nodes, up to eight. tokens, widest: as `legal_replica_meshes` has them."""
+    """Return the sizes of an axis that are tried: numbers of stages that divide the layers, and powers of two that have
+    no such number near above them; one part of each stage; else powers of two, over two nodes at most, but for models
+    that are too large for that. Parameters are also sharded over whole nodes, up to eight. tokens, widest: as
+    `legal_replica_meshes` has them."""
     if axis.splits == "layers":
-        most = min(shape.layers, _STAGES)
-        return [size for size in range(1, most + 1) if shape.layers % size == 0 or size & (size - 1) == 0]
+        even = [size for size in range(1, shape.layers + 1) if shape.layers % size == 0]
+        powers = [2**power for power in range(12)]
+        uneven = [size for size in powers if not any(size <= other < 1.5 * size for other in even)]
+        return [size for size in sorted({*even, *uneven}) if size <= min(shape.layers, _STAGES)]
     if axis.splits == "rounds":
         return [1]
     powers = [2**power for power in range(12) if 2**power <= max(widest, 2 * per_node)]
