@@ -111,9 +111,8 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     # Megatron's parts of stages may be unlike, which plans here refuse: a row that says so many is priced all the same.
-    priced: dict[str, Any] = {"_uneven_chunks": lambda *_: []} if experiment.work else {}
-    sampler = older_vllm(experiment.sampler)
-    with sampler, limited(experiment.limits), patch.multiple(layout_checks, **priced) if priced else nullcontext():
+    unlike = patch.object(layout_checks, "_uneven_chunks", lambda *_: []) if experiment.work else nullcontext()
+    with older_vllm(experiment.sampler), limited(experiment.limits), unlike:
         return _predicted(experiment)
 
 

@@ -75,14 +75,11 @@ class Case:
     def simulated(self, prompts: str, answers: str, alike: float = 0.0) -> Simulation:
         return self.compiled_and_simulated(prompts, answers, alike)[1]
 
+    @older_vllm()
     def compiled_and_simulated(
         self, prompts: str, answers: str, alike: float = 0.0
     ) -> tuple[rlgraph.Compiled, Simulation]:
         """Without a schedule everything is searched for, streams among it."""
-        with older_vllm():
-            return self._compiled_and_simulated(prompts, answers, alike)
-
-    def _compiled_and_simulated(self, prompts: str, answers: str, alike: float) -> tuple[rlgraph.Compiled, Simulation]:
         program = (HERE / f"{self.program}.rlf").read_text()
         if isinstance(self.lag, str):
             how = f"step async({self.lag}):"

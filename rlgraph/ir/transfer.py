@@ -16,6 +16,9 @@ from rlgraph.ir.layout import Box, box_elements
 DEVICES_PER_NODE = 8
 """The number of devices per node where no cluster is given."""
 
+LATENCY = 1e-4
+"""Seconds that a round of messages takes in addition to its bytes, where nobody says another."""
+
 SECTION = 4.8e-5
 """Seconds that a place takes for its part of a stream in a round, beside its bytes: four pieces of 6 us that are cut
 out and copied, since it begins and ends within a row and within a layer's matrix, and two or three messages of 9.4 us,
@@ -44,7 +47,7 @@ class Topology:
     """Bytes per second of a device to others of its node, in each direction."""
     network_bandwidth: float = 25e9
     """Bytes per second of a device to other nodes, in each direction."""
-    latency: float = 1e-4
+    latency: float = LATENCY
     """Seconds that a round of messages takes in addition to its bytes."""
     section: float = SECTION
     """Seconds that a place takes for its part of a stream in a round, in addition to its bytes."""

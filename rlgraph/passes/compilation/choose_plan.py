@@ -73,16 +73,14 @@ def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, ta
         from rlgraph.passes.compilation.finalists import choose_by_simulation
 
         choice = choose_by_simulation(choice, *_alternatives(choice, target, ends))
-        if not target.stream or streamed_tables(schedule) or not has_few_rows(choice):
-            return choice
-        from rlgraph.passes.compilation.streaming import with_best_streamed_tables
-
-        return with_best_streamed_tables(choice, ends)
-    if has_overlapping_work(choice):
+        may_stream = not streamed_tables(schedule) and has_few_rows(choice)
+    elif has_overlapping_work(choice):
         from rlgraph.passes.compilation.fewer_nodes import no_slower_than_on_fewer_nodes
 
         return no_slower_than_on_fewer_nodes(choice, ends)
-    if target.stream and is_small(choice.problem, choice.question):
+    else:
+        may_stream = is_small(choice.problem, choice.question)
+    if target.stream and may_stream:
         from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
         return with_best_streamed_tables(choice, ends)

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
+from rlgraph.ir.transfer import LATENCY
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import BUCKET
-
-ROUND = 1e-4
-"""Seconds for which one more round has to be worth its while (`rlgraph.ir.transfer.Topology.latency`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def transfer_counts(
     sent = (others * there[0] + experts * there[1]) / (source.dp * source.cp)
     together = takers_on_node(target)
     passed = moved * (together - 1) / together
-    rounds = max(math.sqrt(network_s / ROUND) if together > 1 else 0.0, (moved + passed) / BUCKET)
+    rounds = max(math.sqrt(network_s / LATENCY) if together > 1 else 0.0, (moved + passed) / BUCKET)
     # Streams are divided among the replicas of a node where there are fewer. Norms, which no rank splits, have other
     # holders than the rest.
     streams = source.pp * (max(here[0], together) + (source.tp > 1) * together)

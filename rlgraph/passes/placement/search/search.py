@@ -236,17 +236,19 @@ class Search:
         """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
         the best plan is near enough, or half of the work is done: searches for other plans need the rest. Where nothing
         has fitted yet it would take as long again to say so."""
-        self.watch.most_work /= 2
+        whole, self.watch.most_work = self.watch.most_work, self.watch.most_work / 2
         while self._postponed and self.incumbent.best is not None and not self.has_stalled():
             least, _, way, blocks, devices, tries = self._postponed[0]
             if least >= self.incumbent.good_enough_bound():
-                return
+                break
             again = AllocationSearch(
                 self.boxes, self.bounds[way], self.watch, blocks, devices, devices, tries=MORE * tries
             )
             again.run()
             heappop(self._postponed)
             self.postpone(way, again, max(least, again.least_untried_bound), MORE * tries)
+        # Trainings that share a pipeline are still to come.
+        self.watch.most_work = whole
 
     def postpone(self, way: int, search: AllocationSearch, bound: float, tries: int) -> None:
         """Note an allocation that was searched with so many tries, if these were not enough."""
