@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
-from benchmarks.older_vllm import older_vllm
+from benchmarks.older_vllm import differing
 from rlgraph.api.compiled import Compiled
 from rlgraph.backends.enginespec import layout_checks, registry
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
-from rlgraph.explain.simulate import model_configs, simulate, simulate_plan
+from rlgraph.explain.simulate import model_configs, simulate_plan
 from rlgraph.ir.plan import ModelHolding
 from rlgraph.ops import model_work_of
 from rlgraph.passes.compilation.target import parse_workload
@@ -112,7 +112,7 @@ def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     # Megatron's parts of stages may be unlike, which plans here refuse: a row that says so many is priced all the same.
     unlike = patch.object(layout_checks, "_uneven_chunks", lambda *_: []) if experiment.work else nullcontext()
-    with older_vllm(experiment.sampler), limited(experiment.limits), unlike:
+    with differing(experiment.engines), limited(experiment.limits), unlike:
         return _predicted(experiment)
 
 
@@ -127,7 +127,7 @@ def _predicted(experiment: Experiment) -> float:
                 made = _compiled(experiment, lengths, offload=False)
         except ProgramError:
             made = _compiled(experiment, lengths, offload=True)
-        return simulate(made, workload=lengths).seconds + experiment.beside
+        return _step_seconds(made, experiment, lengths) + experiment.beside
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
     if experiment.work == "weights":
@@ -161,6 +161,16 @@ def _predicted(experiment: Experiment) -> float:
         for work in found.works
         if model_work_of(work.op) == experiment.work
     )
+
+
+def _step_seconds(made: Compiled, experiment: Experiment, lengths: Workload) -> float:
+    """Seconds of a whole step of a plan, with the micro-batches of those who measured."""
+    most, plan, cluster = experiment.micro_tokens, made.plan, read_cluster(experiment.cluster)
+    if most:
+        held = (replace(each, micro_tokens=min(each.micro_tokens or most, most)) for each in plan.holdings)
+        plan = replace(plan, holdings=tuple(held))
+    predictor = Predictor(plan, model_configs(made), cluster, default_constants(cluster.islands[0].device.kind))
+    return simulate_plan(made, plan, cluster, predictor, lengths).seconds
 
 
 def compared(row: Row) -> Compared:

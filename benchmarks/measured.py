@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.older_vllm import ROW
+from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
 from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
 from rlgraph.catalog.models.config_shape import shape_of
@@ -54,10 +55,16 @@ system's loss it is taken for torch's, which reads and writes 71 bytes for each 
 the gradients of Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands
 in for it. Tables of results name both."""
 
-BESIDE: Mapping[str, tuple[float, float]] = {"nemo-rl": (13.8, 1.12e-10)}
-"""Seconds of a system's transition from training to generation on the same devices, and seconds of it for each weight:
-moments and weights that leave the devices, weights that come. NeMo-RL's is 17.2 s for Qwen3-30B-A3B and 40.2 s for
-Qwen3-235B-A22B, on B200 (its pull request 3294). No row of a step is needed for it."""
+CACHE_COPIES: Mapping[str, tuple[float, float]] = {"hf-generate": (3.0, 2.0)}
+"""How often a system moves its cache in a decoding step, and how often more for each head that shares keys with others.
+`generate` of Hugging Face appends to a copy (read and written), and then repeats keys and values for each head (read
+once, written and read for each): `DynamicLayer.update` and `repeat_kv` of transformers 4.46 and 4.51."""
+
+BESIDE: Mapping[str, tuple[float, float]] = {"nemo-rl": (4.76, 0.381)}
+"""Seconds of a system's transition from training to generation on the same devices, for a billion weights, and with
+which power of their number it grows: moments and weights that leave the devices, weights that come. NeMo-RL's is 17.2 s
+for Qwen3-30B-A3B and 40.2 s for Qwen3-235B-A22B (its pull request 3294), and 55 s for DeepSeek-V3 (638), which this is
+within 6% of. No row of a step is needed for it."""
 
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
@@ -79,10 +86,23 @@ up gradients in the products and steps in one kernel: 16 bytes a weight are left
 and to clip it. Only silybench's vLLM is as new as the one here; NeMo-RL's is not known, and taken for an older one.
 When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
-WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl"
+WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|Megatron-MoE-ModelZoo"
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the
-`expert_tensor_parallel_size` of NeMo-RL and of Megatron Bridge is 1. Here they split each, and `ep` is so many times
-smaller: every rank has as many weights of experts, and tokens travel among as many ranks."""
+`expert_tensor_parallel_size` of NeMo-RL, of Megatron Bridge and of the model zoo is 1. Here they split each, and `ep`
+is so many times smaller: every rank has as many weights of experts, and tokens travel among as many ranks."""
+
+DISPATCH: Sequence[tuple[str, str, Mapping[str, float]]] = (
+    ("source", WHOLE_EXPERTS, {"splits_routed": True, "experts": 9e-3}),
+    ("notes", r"\b(DeepEP|HybridEP)\b", {"once_a_node": True}),
+    ("notes", r"\boverlaps with other micro-batches\b", {"hides_routed": True}),
+    ("notes", r"\bcaptured\b", {"experts": 0.0}),
+)
+"""Columns, what they say, and how tokens get to their experts then, other than in the engine here: a tensor-parallel
+rank that has whole experts sends its own tokens; NVIDIA's kernels send a token once to a node; its 1F1B schedule
+computes other micro-batches meanwhile. Transformer Engine multiplies and casts for each expert by itself, which takes
+the host 9 ms for a layer that is trained (fitted to MB07 and MB14, where the device has least to do), and a third of it
+(assumed) for one that is read; where the router and what prepares it are CUDA graphs it does little. Which recipe does
+what is in `scripts/performance/configs` of Megatron Bridge, and in the model zoo's tables."""
 
 WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
 """What differs in NeMo-RL's transfers of weights: each tensor goes in one call, whatever memory that takes. Ours run in
@@ -231,13 +251,14 @@ class Experiment:
     engine: str
     """That stands in for the row's; empty where it is the row's own."""
     micro_tokens: int = 0
+    """Of a whole step the most that are trained together: NeMo-RL's recipes pack rows to the longest one's tokens."""
     recompute: bool = False
     differs: Mapping[str, float] = field(default_factory=dict)
     """Constants of the engine that stands in which are others for the row's own; or those of a transfer of weights."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """What of the engine's cache is another for the row's own (`ReservedCache`)."""
-    sampler: Mapping[str, float] = field(default_factory=dict)
-    """Constants of vLLM in a whole step which are others for the row's own."""
+    engines: Mapping[tuple[str, WorkKind], Mapping[str, float]] = field(default_factory=dict)
+    """Constants of engines in a whole step which are others for the row's own, by engine and kind of work."""
     beside: float = 0.0
     """Seconds of the row's system that no plan here has."""
     products: str = ""
@@ -342,11 +363,12 @@ class _Facts:
         phase = f"{phase} {kind}" if kind and not kind.startswith("per ") else phase
         return f"{phase}, {self.row.engine}, {self.device}"
 
-    def flops(self, recomputed: bool) -> float:
+    def flops(self, recomputed: bool, causal: bool = False) -> float:
         """Of a step of training, all devices together, with the attention in full as Narayanan et al. count it
-        (arXiv 2104.04473, appendix)."""
+        (arXiv 2104.04473, appendix). causal: without what a mask hides, as Megatron-LM counts since 2025."""
         length = self.prompt + self.response
-        tokens = Tokens(self.rows, self.rows * length, self.rows * length**2, self.rows * length)
+        squares = self.rows * length**2 / (2 if causal else 1)
+        tokens = Tokens(self.rows, self.rows * length, squares, self.rows * length)
         layers = work.layers_flops(self.shape, tokens)
         return layers * (4 if recomputed else 3) + 3 * work.head_flops(self.shape, "causal_lm", tokens)
 
@@ -359,9 +381,10 @@ class _Facts:
             return value
         if re.match(r"ms\b", unit):
             return value / 1e3
-        if found := re.match(r"(?:(hardware|model) )?tflops?(?:/s)?(/gpu)?$", unit):
+        if found := re.match(r"(?:(hardware|model|causal) )?tflops?(?:/s)?(/gpu)?$", unit):
             devices = self.devices if found[2] else 1
-            return self.flops(found[1] == "hardware" and self.recompute) / (value * 1e12 * devices)
+            flops = self.flops(found[1] == "hardware" and self.recompute, found[1] == "causal")
+            return flops / (value * 1e12 * devices)
         if unit in ("mfu", "% mfu", "mfu %"):
             share = value / 100 if "%" in unit or value > 1 else value
             return self.flops(False) / (
@@ -407,7 +430,7 @@ step:
         engine,
         facts.row.number("micro_batch") * (facts.prompt + facts.response),
         facts.recompute,
-        differs=(dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row),
+        differs=(dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row) | _dispatch(row, "train"),
         products=facts.products,
     )
 
@@ -418,6 +441,17 @@ def _former(row: Row, engine: str = "") -> dict[str, float]:
     for name, sources, constants in FORMER:
         if name == (engine or row.engine) and re.search(sources, row.cells["source"]):
             differs |= constants
+    return differs
+
+
+def _dispatch(row: Row, kind: WorkKind) -> dict[str, float]:
+    """Return what differs in how a row's tokens get to experts, of a system that works like Megatron."""
+    differs: dict[str, float] = {}
+    for column, said, constants in DISPATCH:
+        if re.search(said, row.cells[column]):
+            differs |= constants
+    if kind == "forward" and "experts" in differs:
+        differs["experts"] /= 3
     return differs
 
 
@@ -448,6 +482,9 @@ step:
     schedule, engine = facts.place("actor.generate", "vllm", "transformers")
     tokens = facts.rows * (answer if phase == "generate" else facts.prompt)
     differs = (STANDS_IN[facts.row.engine][1] if engine else {}) | _former(facts.row)
+    if facts.row.engine in CACHE_COPIES:
+        once, for_head = CACHE_COPIES[facts.row.engine]
+        differs["cached"] = once + for_head * facts.shape.heads / facts.shape.kv_heads
     if facts.served:
         differs["begin"] = next(begin for source, begin in SERVED if re.search(source, facts.row.cells["source"]))
     return Experiment(
@@ -484,7 +521,8 @@ def _step(row: Row) -> Experiment:
     longest = row.number("longest") or SPREAD * facts.response
     answers = _cut(facts.response, longest) if row.number("longest") else f"mean={facts.response},p99={longest}"
     with_ref, lag = "with a reference" in row.cells["notes"], facts.lag
-    begins, for_weight = BESIDE.get(row.engine, (0.0, 0.0))
+    billion, power = BESIDE.get(row.engine, (0.0, 0.0))
+    cut = re.search(r"\bcut at ([\d,]+) together", row.cells["notes"])
     text = f"""algorithm measured
 
 {facts.model()}
@@ -517,8 +555,13 @@ step{f" async(lag={lag})" if lag else ""}:
         facts.seconds(facts.rows * samples * (facts.prompt + facts.response)),
         facts.group("step"),
         "" if row.engine in ("megatron+vllm", "megatron->vllm") else "megatron and vllm",
-        sampler=_former(row, "vllm"),
-        beside=0.0 if facts.apart else begins + for_weight * parameter_count(facts.shape, "causal_lm"),
+        engines={
+            ("vllm", "generate"): _former(row, "vllm"),
+            ("megatron", "train"): _dispatch(row, "train"),
+            ("megatron", "forward"): _dispatch(row, "forward"),
+        },
+        micro_tokens=int(cut[1].replace(",", "")) if cut and row.engine == "nemo-rl" else 0,
+        beside=0.0 if facts.apart else billion * (parameter_count(facts.shape, "causal_lm") / 1e9) ** power,
     )
 
 

@@ -8,14 +8,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.passes.cost.constants import default_constants
 
 ROW: Mapping[str, float] = {"row": 4.9e-5}
 
 
 @contextmanager
-def older_vllm(constants: Mapping[str, float] = ROW) -> Iterator[None]:
-    """Predict what vLLM samples on GPUs with some other constants than today's."""
-    rates, kind = default_constants("gpu").rates, ("vllm", "generate")
-    with patch.dict(rates, {kind: replace(rates[kind], **constants)}):  # type: ignore[arg-type]
+def differing(engines: Mapping[tuple[str, WorkKind], Mapping[str, float]]) -> Iterator[None]:
+    """Predict what engines do on GPUs with some other constants than today's, by engine and kind of work."""
+    rates = default_constants("gpu").rates
+    others = {key: replace(rates[key], **constants) for key, constants in engines.items()}  # type: ignore[arg-type]
+    with patch.dict(rates, others):  # type: ignore[arg-type]
+        yield
+
+
+@contextmanager
+def older_vllm() -> Iterator[None]:
+    """Predict what vLLM samples on GPUs as it did then."""
+    with differing({("vllm", "generate"): ROW}):
         yield

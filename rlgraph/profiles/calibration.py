@@ -36,7 +36,8 @@ SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
 """The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
 BYTES = ("reserved", "logit", "gradient", "stepped")
-OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped")
+DISPATCH = ("splits_routed", "once_a_node", "hides_routed")
+OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "cached", *DISPATCH)
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19
 """The largest values that are accepted: a larger one is a typing error."""
@@ -132,7 +133,7 @@ def _bounds(name: str) -> tuple[float, float]:
     if name in BYTES:
         return 0.0, MOST_BYTES
     if name in OPTIONAL:
-        return 0.0, 1.0 if name == "hides" else MOST_SHARE
+        return 0.0, 1.0 if name in ("hides", "queues", *DISPATCH) else MOST_SHARE
     if name == "fragmentation":
         return 0.0, 0.9
     return 0.0, MOST_SECONDS

@@ -111,7 +111,7 @@ def test_rates_are_the_seconds_that_their_sources_derive() -> None:
 def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_left_out_by_name() -> None:
     others, ours = map(read_rows, MEASURED)
     assert all(row.cells["source"].startswith("https://") for row in others)
-    assert all(row.publisher.name == "our own H100" for row in ours)
+    assert all(row.publisher.name.startswith("our own H100") for row in ours)
     for row in others:
         assert row.publisher in publishers(), row.id
         if row.phase == "sync" or re.search("interleaved|trained with MTP", row.cells["notes"]) or row.id in REFUSED:
@@ -126,7 +126,7 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
 REFUSED = (
     *("MB20", "MB21", "MB27", "MB28"),  # NVFP4
     *("MB35", "MB36", "MB37", "MB38", "MB39", "MB49", "MB55", "MB59", "MB63", "ME04", "ME05"),  # GPT-OSS
-    *("RS11", "RS17", "RS25", "RS29"),  # ranks of experts
+    *("RS11", "RS17", "RS25", "RS29", "MZ03", "MZ09", "MZ13"),  # ranks of experts
 )
 """Rows that no plan here says the same as; docs/why/accuracy-rows.md has why."""
 

@@ -25,13 +25,25 @@ class Rates:
     """Seconds of each micro-batch, or of each decoding step."""
     layer: float = 0.0
     """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
+    queues: bool = False
+    """For `generate`: whether the host launches a step's kernels while the device works on those before: the longer
+    of the two counts. Else a step takes both."""
     experts: float = 0.0
-    """Seconds of each layer with experts of each micro-batch, or of each decoding step, beside those of `layer`: rows
-    are sorted by expert, and where experts are on several devices the host waits until it knows how many each gets."""
+    """Seconds of the host for each layer with experts of each micro-batch, beside those of `layer`, as rows are sorted
+    by expert: they count where the device has less to do meanwhile. For `generate`: of each decoding step, and they
+    always count."""
+    splits_routed: bool = False
+    """Whether each tensor-parallel rank sends its own part of the tokens to their experts; else each sends all."""
+    once_a_node: bool = False
+    """Whether a token is sent once to each node that has experts of it, and spread there; else once for each expert."""
+    hides_routed: bool = False
+    """Whether tokens travel to their experts while other micro-batches are computed; else nothing is, meanwhile."""
     row: float = 0.0
     """Seconds of each row; for `generate`, of each row in each decoding step."""
     begin: float = 0.0
     """For `generate`: seconds of each row, however long it gets, to take it in and to give it back."""
+    cached: float = 1.0
+    """For `generate`: how often a decoding step moves the bytes of keys and values: once where each is read."""
     hidden: float = 0.0
     """For `generate`: seconds of each number of a row's hidden state in each layer of each decoding step, for what is
     done to it beside matrix products."""
@@ -72,7 +84,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
             0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, gradient=6, stepped=12, update=5e-3, hides=0.25
         ),
         "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, logit=24, hides=0.25),
-        "generate": Rates(0.4, 0.45, call=0.02, block=5e-3, layer=3e-4, logit=34),
+        "generate": Rates(0.4, 0.45, call=0.02, layer=6.7e-4, queues=True, logit=34),
     },
     "cpu": {
         "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),

@@ -322,7 +322,7 @@ class DecodeStepCost:
             )
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
         # Each rank has the logits of the whole vocabulary.
-        self.cache = (token_bytes * context + rates.logit * shape.vocab) / bandwidth
+        self.cache = (rates.cached * token_bytes * context + rates.logit * shape.vocab) / bandwidth
         flops = work.decode_flops_per_token(shape, context, deployment.engine_spec.absorbs_latent)
         self.compute = flops / deployment.tp / (device.matmul_flops(config.product_dtype) * rates.compute)
         inner, _ = deployment.tp_and_pp_links(constants)
@@ -341,7 +341,7 @@ class DecodeStepCost:
                 device.matmul_flops(config.product_dtype) * rates.compute
             )
             self.overhead += rates.adapted * adapted
-        self.row = rates.row + rates.hidden * shape.layers * shape.hidden
+        self.row, self.queues = rates.row + rates.hidden * shape.layers * shape.hidden, rates.queues
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
@@ -356,12 +356,11 @@ class DecodeStepCost:
         if self.above:
             weights += self.experts * self._uneven(rows)
         memory = weights + rows * self.cache
-        return Cost(
-            compute=max(0.0, rows * self.compute - memory),
-            memory=memory,
-            communication=self.rounds + rows * self.sent,
-            overhead=self.overhead + rows * self.row,
-        )
+        compute, sent = max(0.0, rows * self.compute - memory), self.rounds + rows * self.sent
+        launched = self.overhead + rows * self.row
+        if self.queues:
+            launched = max(0.0, launched - compute - memory - sent)
+        return Cost(compute, memory, sent, overhead=launched)
 
     def _uneven(self, rows: float) -> float:
         """Return how many more of its experts the fullest rank reads than a rank does on average, as a share of a

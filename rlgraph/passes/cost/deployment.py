@@ -224,8 +224,13 @@ class Deployment:
         )
 
     def expert_link(self, constants: Constants) -> Link:
-        """Return the link between expert-parallel ranks."""
-        return node_link(self.island, self.tp * self.ep <= self.island.per_node, constants.collective)
+        """Return the link between expert-parallel ranks that are farthest apart."""
+        return self.expert_links(constants)[self.tp * self.ep > self.island.per_node]
+
+    def expert_links(self, constants: Constants) -> tuple[Link, Link]:
+        """Return the links between expert-parallel ranks of one node and of two."""
+        near, far = (node_link(self.island, near, constants.collective) for near in (True, False))
+        return near, far
 
     def context_link(self, constants: Constants) -> Link:
         """Return the link between context-parallel ranks."""

@@ -233,10 +233,10 @@ def _stage_latency(
     )
     routed, sparse = 0.0, layers * shape.expert_layer_count / shape.layers
     if deployment.ep > 1:
-        # A token goes to each of its experts and comes back, forward and backward; nothing can be computed meanwhile.
-        among = deployment.expert_link(constants)
-        routed = sparse * reduces * among.all_to_all_bandwidth_seconds(size * shape.experts_per_token, deployment.ep)
-        rounds += sparse * reduces * among.all_to_all_latency_seconds(deployment.ep)
+        # A token goes to each of its experts and comes back, forward and backward.
+        own = size / deployment.tp if rates.splits_routed else size
+        routed = sparse * reduces * _routed_seconds(deployment, constants, own, shape.experts_per_token, rates)
+        rounds += sparse * reduces * deployment.expert_link(constants).all_to_all_latency_seconds(deployment.ep)
     if deployment.cp > 1:
         # Keys and values of all tokens arrive, and their gradients go back.
         nearby, gathers = deployment.context_link(constants), {1.0: 1, 3.0: 2, 4.0: 3}[passes]
@@ -273,6 +273,8 @@ def _stage_latency(
     if config.kind == "causal_lm" and has_head:
         moved += rates.logit * row.scored * shape.vocab / deployment.tp / deployment.cp
     memory = moved / (device.stream_bandwidth * rates.memory)
+    if rates.hides_routed:
+        routed = max(0.0, routed - compute - memory)
     slower = contention_slowdown(deployment, rates)
     waits = 1 - rates.hides
     row_cost = Cost(compute, memory, sent * waits + routed, overhead=rates.row + rates.token * tokens * layers).scaled(
@@ -288,14 +290,18 @@ def _stage_latency(
         read += rates.gradient * (
             rank_trained_parameter_count(config, deployment) - (0 if shape.adapters else expert_weights)
         )
-    launched = passing + rates.layer * layers + rates.experts * sparse
     block = Cost(
-        memory=read / (device.stream_bandwidth * rates.memory), communication=rounds, overhead=launched
+        memory=read / (device.stream_bandwidth * rates.memory),
+        communication=rounds,
+        overhead=passing + rates.layer * layers,
     ).scaled(slower)
-    once = 0.0
+    once, turn = 0.0, row_cost.seconds / max(blocks, 1e-9)
+    if sparse:
+        # The host goes ahead of the device, and is waited for where that has less to do.
+        block += Cost(overhead=max(0.0, rates.experts * sparse * slower - turn - block.memory - block.communication))
     if deployment.fsdp > 1:
         # The next layer's parameters are gathered while this one works.
-        turn, (exchanged, once) = row_cost.seconds / max(blocks, 1e-9), _gathering(kind, config, deployment, constants)
+        exchanged, once = _gathering(kind, config, deployment, constants)
         block += Cost(communication=exchanged - min(rates.hides * exchanged, turn))
         once -= min(rates.hides * once, turn)
     call, ranks, chunk_s = (
@@ -306,6 +312,19 @@ def _stage_latency(
     return LatencyModel(
         row_cost, block, call, blocks, deployment.pp, row.longest, ranks, once, deployment.chunks_per_stage, chunk_s
     )
+
+
+def _routed_seconds(deployment: Deployment, constants: Constants, size: float, chosen: int, rates: Rates) -> float:
+    """Return the seconds in which the tokens of a rank go to their experts, or come back. What stays on a node and what
+    leaves it travel at the same time. size: bytes of the tokens. chosen: experts of a token."""
+    near, far, ranks = *deployment.expert_links(constants), deployment.ep
+    together = min(ranks, max(1, deployment.island.per_node // deployment.tp))
+    nodes, size = ranks / together, size * chosen
+    inside, outside = (together - 1) / ranks, 1 - together / ranks
+    if rates.once_a_node:
+        # Of as many experts at random, those on so many nodes are on fewer.
+        inside, outside = inside * nodes, outside * nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
+    return size * max(inside / near.bandwidth, outside / far.bandwidth)
 
 
 def _gathering(

@@ -70,4 +70,45 @@ def test_experts_wait_for_their_tokens_and_read_their_weights() -> None:
     dense = config("Qwen/Qwen3-8B")
     added = parameter_count(dense.shape, "causal_lm") * 10 / rate
     assert trained(dense, "megatron", "h100-80gb", 4096).block.memory == pytest.approx(added)
-    assert one.block.overhead == pytest.approx(1e-3 + 48 * (1e-4 + 3.6e-3))
+
+
+def test_the_host_is_waited_for_where_experts_have_little_to_do() -> None:
+    """It launches a layer's kernels, and goes on while the device computes."""
+    model = config("Qwen/Qwen3-30B-A3B")
+    many, few = (trained(model, "megatron", "h100-80gb", tokens, ep=8) for tokens in (4096, 64))
+    launched = 1e-3 + 48 * 1e-4
+    assert many.block.overhead == pytest.approx(launched)
+    worked = few.row.seconds + few.block.memory + few.block.communication
+    assert 0 < worked < 48 * 1.6e-3
+    assert few.block.overhead == pytest.approx(launched + 48 * 1.6e-3 - worked)
+
+
+SENT = 48 * 4 * 4096 * 2048 * 2 * 8
+"""Bytes of the tokens of a row, once for each of their experts, back and forth, in both passes."""
+NEAR, FAR = 450e9 * 0.8, 50e9 * 0.8
+
+
+@pytest.mark.parametrize(
+    ("nodes", "split", "how", "seconds"),
+    [
+        (1, {"ep": 8}, {}, SENT * 7 / 8 / NEAR),
+        (4, {"ep": 32}, {}, SENT * 24 / 32 / FAR),
+        # Two ranks share tokens, which each of them sends, or a half each.
+        (4, {"ep": 16, "tp": 2}, {}, SENT * 12 / 16 / FAR),
+        (4, {"ep": 16, "tp": 2}, {"splits_routed": True}, SENT / 2 * 12 / 16 / FAR),
+        # Eight experts at random are on 1 - 0.75 ** 8 of four nodes.
+        (4, {"ep": 32}, {"once_a_node": True}, SENT / 8 * 3 * (1 - 0.75**8) / FAR),
+        (1, {"ep": 8}, {"hides_routed": True}, 0.0),
+    ],
+)
+def test_tokens_go_to_experts_of_their_node_and_of_others_at_the_same_time(
+    nodes: int, split: dict[str, int], how: dict[str, bool], seconds: float
+) -> None:
+    key = ("megatron", "train")
+    constants = replace(CONSTANTS, rates={**CONSTANTS.rates, key: replace(CONSTANTS.rates[key], **how)})
+    island, batch = read_cluster(f"{nodes}x8:h100-80gb").islands[0], Batch(8.0, Lengths((1.0,)), Lengths((4095.0,)))
+    found = []
+    for axes in (split, split | {"ep": 1}):
+        deployment = Deployment("megatron", island, make_mesh(**axes), micro_tokens=4096)
+        found.append(latency_model("train", config("Qwen/Qwen3-30B-A3B"), deployment, constants, [batch]))
+    assert found[0].row.communication - found[1].row.communication == pytest.approx(seconds)
