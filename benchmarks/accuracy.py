@@ -23,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -36,7 +36,7 @@ import rlgraph
 from benchmarks.measured import BadRows, Experiment, Inexpressible, Row, express, read_rows
 from benchmarks.older_vllm import differing
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.enginespec import layout_checks, registry
+from rlgraph.backends.enginespec import registry
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.sim.backend import SimBackend
 from rlgraph.catalog.clusters.read import read_cluster
@@ -110,9 +110,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
 
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
-    # Megatron's parts of stages may be unlike, which plans here refuse: a row that says so many is priced all the same.
-    unlike = patch.object(layout_checks, "_uneven_chunks", lambda *_: []) if experiment.work else nullcontext()
-    with differing(experiment.engines), limited(experiment.limits), unlike:
+    with differing(experiment.engines), limited(experiment.limits):
         return _predicted(experiment)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlgraph.ir.stages import stage_layer_counts, stage_layers
+from rlgraph.ir.stages import part_layer_counts, stage_layer_counts, stage_layers
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,13 @@ def test_chunks_of_a_stage_lie_as_far_apart_as_there_are_stages() -> None:
         ((2, 4), (8, 10)),
         ((4, 6), (10, 12)),
     ]
+
+
+def test_parts_of_a_stage_may_be_unlike() -> None:
+    assert [stage_layers(7, 2, stage, 2) for stage in range(2)] == [((0, 2), (4, 6)), ((2, 4), (6, 7))]
+    assert [stage_layers(6, 2, stage, 2) for stage in range(2)] == [((0, 1), (3, 5)), ((1, 3), (5, 6))]
+    assert [part_layer_counts(6, 2, stage, 2) for stage in range(2)] == [(1, 2), (2, 1)]
+    assert stage_layer_counts(7, 2, 2) == (4, 3) and stage_layer_counts(6, 2, 2) == (3, 3)
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.backends.enginespec.registry import engines_by_name
@@ -44,25 +43,26 @@ def layout_problems(shape: Shape, engine: str, mesh: Mesh, kind: ModelKind = "ca
 
 def _chunk_misfits(spec: EngineSpec, shape: Shape, mesh: Mesh) -> list[str]:
     """Return what is wrong with a mesh whose pipeline stages have several parts (chunks) of a model each: each part has
-    to have as many layers."""
+    to have a layer."""
     stages, chunks = mesh.axis_size("pp"), mesh.axis_size("chunks")
     if chunks == 1 or "chunks" not in spec.axes:
         return []
     if stages == 1:
         return [f"chunks={chunks} are parts of the layers on each of several stages, and there is one: say `pp=`, too"]
 
-    return _misfits("chunks", chunks, shape, partial(_uneven_chunks, stages), f" on pp={stages}")
+    def empty_parts(shape: Shape, chunks: int) -> list[str]:
+        parts = stages * chunks
+        return [f"makes {parts} parts of {shape.layers} layers"] if chunks > 1 and parts > shape.layers else []
 
-
-def _uneven_chunks(stages: int, shape: Shape, chunks: int) -> list[str]:
-    return [f"does not divide the {shape.layers} layers"] if chunks > 1 and shape.layers % (stages * chunks) else []
+    return _misfits("chunks", chunks, shape, empty_parts, f" on pp={stages}")
 
 
 def model_chunk_counts(spec: EngineSpec, shape: Shape, stages: int) -> list[int]:
-    """Return the numbers of parts of the layers, more than one, that each of so many stages can have."""
+    """Return the numbers of parts of the layers, more than one, that a search tries for each of so many stages: those
+    with which all parts have as many layers, since the others wait for the longest."""
     if stages == 1 or "chunks" not in spec.axes:
         return []
-    return [chunks for chunks in range(2, shape.layers // stages + 1) if not _uneven_chunks(stages, shape, chunks)]
+    return [chunks for chunks in range(2, shape.layers // stages + 1) if shape.layers % (stages * chunks) == 0]
 
 
 def _column_conflicts(spec: EngineSpec, mesh: Mesh) -> list[str]:

@@ -8,7 +8,7 @@ from functools import cache
 
 from rlgraph.catalog.models.families import ModelKind, layer_matrices, parameter_shapes
 from rlgraph.catalog.models.shape import Shape
-from rlgraph.ir.stages import stage_layer_counts
+from rlgraph.ir.stages import part_layer_counts
 from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
 from rlgraph.passes.cost import work
 from rlgraph.passes.cost.activations import Activations, activation_bytes, forward_peak_bytes, logits_bytes
@@ -257,7 +257,12 @@ def _pipeline(
 ) -> BytesByUse:
     """Return the bytes of the fullest stage, with so many in-flight micro-batches on the first and on the last one; the
     last one has the head, and keeps its activations of one micro-batch, whose backward begins at once."""
-    layers, heads = stage_layer_counts(config.shape.layers, deployment.pp), 1.0
+    chunks, heads = deployment.chunks_per_stage, 1.0
+    # Where parts of a stage are unlike, what is in flight counts as if all were as the longest.
+    layers = [
+        chunks * max(part_layer_counts(config.shape.layers, deployment.pp, stage, chunks))
+        for stage in range(deployment.pp)
+    ]
     # A later stage may have more layers, and under 1F1B has one micro-batch fewer in flight than the one before.
     kept = max(layers[0] * first, *(size * min(first, deployment.pp - stage) for stage, size in enumerate(layers)))
     if deployment.in_flight:

@@ -198,7 +198,7 @@ def latency_model(
     budget, again = deployment.micro_tokens or BLOCK_TOKENS, kind == "train" and deployment.recompute
     fed, tiles = (deployment.packs_rows, deployment.prefix_sharing), deployment.engine_spec.memory.head_tiles
     row = _row(kind, config.shape, config.kind, deployment.tp, budget, *fed, again, tiles, tuple(batches))
-    counts = stage_layer_counts(config.shape.layers, deployment.pp)
+    counts = stage_layer_counts(config.shape.layers, deployment.pp, deployment.chunks_per_stage)
     # The last stage has the head; one before it may have more layers.
     slowest = {counts[-1]: True, max(counts): max(counts) == counts[-1]}
     models = (_stage_latency(kind, config, deployment, constants, row, *stage) for stage in slowest.items())

@@ -20,7 +20,9 @@ def rank_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
     """Return how many parameters the fullest rank keeps."""
     if deployment.fsdp > 1:
         return work.fsdp_shard_parameter_count(config.shape, config.kind, deployment.fsdp) / deployment.tp
-    return work.model_parallel_parameter_count(config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep)
+    return work.model_parallel_parameter_count(
+        config.shape, config.kind, deployment.pp, deployment.tp, deployment.ep, deployment.chunks_per_stage
+    )
 
 
 def rank_trained_parameter_count(config: ModelConfig, deployment: Deployment) -> float:
@@ -37,7 +39,8 @@ def stage_trained_count(config: ModelConfig, deployment: Deployment) -> float:
     if ranks split no experts."""
     if config.shape.adapters is not None:
         return rank_trained_parameter_count(config, deployment)
-    return work.stage_parameter_count(config.shape, config.kind, deployment.pp) / deployment.tp
+    stage = work.stage_parameter_count(config.shape, config.kind, deployment.pp, deployment.chunks_per_stage)
+    return stage / deployment.tp
 
 
 def rank_adapter_parameter_count(config: ModelConfig, deployment: Deployment) -> float:

@@ -98,7 +98,7 @@ def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
 
 
 @cache
-def _stage_contents(shape: Shape, kind: ModelKind, pp: int) -> frozenset[tuple[int, int, int]]:
+def _stage_contents(shape: Shape, kind: ModelKind, pp: int, chunks: int) -> frozenset[tuple[int, int, int]]:
     """Return of each kind of pipeline stage its parameters, its layers, and those of them that have experts. The first
     has the embedding, the last has the last norm and the head; a tied head is a separate tensor there."""
     if pp == 1:
@@ -107,17 +107,17 @@ def _stage_contents(shape: Shape, kind: ModelKind, pp: int) -> frozenset[tuple[i
     head = embedding if kind == "causal_lm" else shape.hidden + (kind == "value_lm")
     contents, first_sparse = set(), shape.layers - shape.expert_layer_count
     for stage in range(pp):
-        [(start, stop)] = stage_layers(shape.layers, pp, stage)
-        parameters = sum(layer_parameter_count(shape, layer) for layer in range(start, stop))
+        layers = [layer for part in stage_layers(shape.layers, pp, stage, chunks) for layer in range(*part)]
+        parameters = sum(layer_parameter_count(shape, layer) for layer in layers)
         parameters += embedding * (stage == 0) + (shape.hidden + head) * (stage == pp - 1)
-        contents.add((parameters, stop - start, max(0, stop - max(start, first_sparse))))
+        contents.add((parameters, len(layers), sum(layer >= first_sparse for layer in layers)))
     return frozenset(contents)
 
 
 @cache
-def stage_parameter_count(shape: Shape, kind: ModelKind, pp: int) -> int:
+def stage_parameter_count(shape: Shape, kind: ModelKind, pp: int, chunks: int = 1) -> int:
     """Return the parameters of the fullest pipeline stage."""
-    return max(parameters for parameters, _, _ in _stage_contents(shape, kind, pp))
+    return max(parameters for parameters, _, _ in _stage_contents(shape, kind, pp, chunks))
 
 
 @cache
@@ -130,14 +130,16 @@ def fsdp_shard_parameter_count(shape: Shape, kind: ModelKind, parts: int) -> int
 
 
 @cache
-def model_parallel_parameter_count(shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1) -> float:
+def model_parallel_parameter_count(
+    shape: Shape, kind: ModelKind, pp: int, tp: int, ep: int = 1, chunks: int = 1
+) -> float:
     """Return the parameters of the fullest rank: layers are split over `tp`, and their experts over `ep`, too. Each
     rank has all weights that make the latent numbers of a token."""
     experts = expert_parameter_count(shape) / max(1, shape.expert_layer_count)
     shared = latent_attention.shared_weight_count(shape, shape.latent) if shape.latent else 0
     return max(
         (parameters - layers * shared - sparse * experts * (1 - 1 / ep)) / tp + layers * shared
-        for parameters, layers, sparse in _stage_contents(shape, kind, pp)
+        for parameters, layers, sparse in _stage_contents(shape, kind, pp, chunks)
     )
 
 
@@ -177,14 +179,9 @@ def adapted_parameter_count(shape: Shape) -> int:
 
 
 @cache
-def trained_parameter_count(shape: Shape, kind: ModelKind, pp: int = 1) -> int:
-    """Return the parameters of the fullest stage that training changes: they have gradients and moments, and are
-    synced."""
-    return (
-        count_elements(trainable_parameter_shapes(shape, kind))
-        if shape.adapters
-        else stage_parameter_count(shape, kind, pp)
-    )
+def trained_parameter_count(shape: Shape, kind: ModelKind) -> int:
+    """Return the parameters that training changes: they have gradients and moments, and are synced."""
+    return count_elements(trainable_parameter_shapes(shape, kind)) if shape.adapters else parameter_count(shape, kind)
 
 
 # FLOPs

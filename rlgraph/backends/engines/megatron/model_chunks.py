@@ -10,6 +10,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from torch import nn
 
 from rlgraph.backends.engines.megatron.groups import Stages
+from rlgraph.ir.stages import stage_layers
 
 
 def split_chunks(model: GPTModel, chunks: int, stages: Stages) -> list[GPTModel]:
@@ -18,14 +19,14 @@ def split_chunks(model: GPTModel, chunks: int, stages: Stages) -> list[GPTModel]
     whole."""
     if chunks == 1:
         return [model]
-    size = len(model.decoder.layers) // chunks
-    chunk_models = []
-    for chunk in range(chunks):
+    chunk_models, after = [], 0
+    for chunk, (start, stop) in enumerate(stage_layers(model.config.num_layers, stages.size(), stages.rank(), chunks)):
+        before, after = after, after + stop - start
         first = stages.rank() == 0 and chunk == 0
         last = stages.rank() == stages.size() - 1 and chunk == chunks - 1
         part, block = _view(model), _view(model.decoder)
-        block.layers = nn.ModuleList(model.decoder.layers[chunk * size : (chunk + 1) * size])
-        block.num_layers_per_pipeline_rank = size
+        block.layers = nn.ModuleList(model.decoder.layers[before:after])
+        block.num_layers_per_pipeline_rank = stop - start
         part.pre_process = block.pre_process = first
         part.post_process = block.post_process = last
         if not last:
