@@ -81,6 +81,11 @@ class TableData:
     owner: str = ""
     """The model whose tokenizer made the tokens; of sampled rows, the one that sampled them."""
 
+    @property
+    def token_counts(self) -> np.ndarray | None:
+        """Return the tokens of each row, int32; None where rows have no tokens."""
+        return None if self.sequences is None else self.sequences.lengths.cpu().numpy().astype(np.int32)
+
     def take(self, kind: Table, places: Mapping[str, np.ndarray | slice]) -> TableData:
         """Return some rows; `places` has those of the table's axis, of its tokens and of its turns. Of a slice nothing
         is copied."""

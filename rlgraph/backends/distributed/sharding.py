@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlgraph.backends.distributed.row_balancing import balance_rows
-from rlgraph.backends.distributed.transport import NodeRequest
+from rlgraph.backends.distributed.transport import NodeRequest, RemoteRows
 from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, inputs_read
+from rlgraph.ops.nodes import NODES, inputs_read, table_of
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,43 @@ def shard_rows(order: NodeRequest, axes: Mapping[str, Axis], living: Sequence[in
     wanted = {row_axis.key for row_axis in row_axes(frame, node.inputs, [axes[axis]])}
     frame = frame.child_frame()
     frame.rows = {key: rows for key, rows in frame.rows.items() if key in wanted}
-    sharded = zip(living, rows_by_replica(order, frame.row_count(axis), copies), strict=True)
+    sharded = zip(living, rows_by_replica(order, frame.row_count(axis), copies, tokens_read(order, axis)), strict=True)
     parts = {replica: slice_rows(frame, axis, rows, node.inputs) for replica, rows in sharded}
     busy = {replica: body for replica, (body, _) in parts.items() if replica == living[0] or body.row_count(axis)}
     return RowShards(node, frame, axis, idle | busy, {replica: parts[replica][1] for replica in busy})
 
 
-def rows_by_replica(order: NodeRequest, size: int, copies: int) -> list[np.ndarray]:
-    """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be;
-    where it is known how long they are expected to be, as even by that."""
+MOST_UNEVEN = 0.02
+"""By which share the replica with most tokens may have more than if they were dealt out evenly, so that rows stay one
+behind the other: most are then where they were sampled."""
+
+
+def rows_by_replica(order: NodeRequest, size: int, copies: int, tokens: np.ndarray | None = None) -> list[np.ndarray]:
+    """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be.
+    Where it is known how long they are expected to be, or how many tokens they have, as even by that."""
     if order.expected_lengths is not None:
         return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected_lengths, copies)]
-    return [np.arange(*even_range(size, copies, index)) for index in range(copies)]
+    following = [np.arange(*even_range(size, copies, index)) for index in range(copies)]
+    if tokens is None or max(tokens[rows].sum() for rows in following) * copies <= tokens.sum() * (1 + MOST_UNEVEN):
+        return following
+    return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(tokens.tolist(), copies)]
+
+
+def tokens_read(order: NodeRequest, axis: str) -> np.ndarray | None:
+    """Return how many tokens a model reads in each row of an axis, float64, as a node asks it to, or as it is trained;
+    None where it reads none, or where that is not known."""
+    node, frame = order.node, order.frame
+    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
+    tables = dict.fromkeys(table_of(call) for call in nodes if NODES[call.op].scores)
+    tokens = np.zeros(frame.row_count(axis))
+    for table in tables:
+        rows = frame.values.get(table)
+        counts = rows.token_counts if isinstance(rows, RemoteRows) else None
+        own = axis_of(frame.types[table]) if counts is not None else None
+        if counts is None or own is None or axis not in (outer.key for outer in own.path_to_root()):
+            return None
+        np.add.at(tokens, frame.ancestor_rows(own.key, axis), counts)
+    return tokens if tables else None
 
 
 def slice_rows(frame: Frame, axis: str, rows: np.ndarray, names: Sequence[str]) -> tuple[Frame, Places]:

@@ -32,6 +32,11 @@ from rlgraph.ops.nodes import expected_lengths_of
 class RemoteRows(RemoteEntries):
     """Rows of a value that a group has."""
 
+    @property
+    @abstractmethod
+    def token_counts(self) -> np.ndarray | None:
+        """The tokens of each row, int64; None where rows have none."""
+
     @abstractmethod
     def select_column(self, column: int) -> RemoteRows:
         """Return the column of these tables that a node, by its number in the graph, asks for: computed where it is

@@ -406,7 +406,8 @@ class Dispatcher:
                 values[value.name] = value.type.name
                 continue
             size = receipt.row_counts[value.name]
-            ref = PieceRef((number, holder[1], value.name), holder, size or 0)
+            tokens = receipt.token_counts.get(value.name)
+            ref = PieceRef((number, holder[1], value.name), holder, size or 0, tokens)
             values[value.name] = ValueRef(ref) if size is None else RowRefs.from_whole_piece(ref)
         return NodeOutput(values, rows, receipt.metrics, receipt.mismatches)
 

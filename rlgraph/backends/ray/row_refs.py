@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,8 @@ class PieceRef:
     key: Key
     holder: Address
     rows: int
+    tokens: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """The tokens of each row of a table, int32; None where rows have none."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class RowRefs(RemoteRows):
         joined = RowRefs(tuple(pieces), np.concatenate(numbers), np.concatenate(places), self.column)
         joined.__dict__["piece_numbers"] = pieces
         return joined
+
+    @cached_property
+    def token_counts(self) -> np.ndarray | None:
+        counts = np.zeros(self.place.shape[0], dtype=np.int64)
+        for number, ref in enumerate(self.pieces):
+            if ref.tokens is None:
+                return None
+            here = self.piece == number
+            counts[here] = ref.tokens[self.place[here]]
+        return counts
 
     @cached_property
     def piece_numbers(self) -> dict[PieceRef, int]:

@@ -29,6 +29,7 @@ from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.row_refs import Key, recorded_process_name
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
+from rlgraph.backends.rows import TableData
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
 from rlgraph.backends.worker.memory import peak_memory_bytes
@@ -457,6 +458,12 @@ class Worker(RankRows):
             rows,
             named,
             sizes,
+            token_counts={
+                value.name: counts
+                for value in node.outputs
+                if isinstance(table := made.values[value.name], TableData)
+                and (counts := table.token_counts) is not None
+            },
             metrics=made.metrics,
             mismatches=made.mismatches,
             tokens=tokens,

@@ -60,6 +60,10 @@ class FakeRows(RemoteRows):
         """The number of rows."""
         return int(self.numbers.shape[0])
 
+    @property
+    def token_counts(self) -> np.ndarray:
+        return self.prompt + self.response
+
     def pick(self, places: np.ndarray) -> FakeRows:
         return replace(self, **{name: getattr(self, name)[places] for name in _FIELDS})
 
