@@ -57,8 +57,8 @@ def dealt(made: Compiled, op: str, tokens: list[int] | None) -> RowShards:
         if (NODES[node.op].trains and node.regions if op == "train" else node.op == op)
     ]
     axes, types = program_axes(made.program), made.graph.value_types()
-    counts = None if tokens is None else np.array(tokens, dtype=np.int32)
-    pieces = [PieceRef((0, rank, "rollout"), ("all", rank), 4, counts) for rank in (0, 1)]
+    counts = [None, None] if tokens is None else np.array(tokens, dtype=np.int32).reshape(2, 4)
+    pieces = [PieceRef((0, rank, "rollout"), ("all", rank), 4, counts[rank]) for rank in (0, 1)]
     halves = RowRefs.from_whole_piece(pieces[0]), RowRefs.from_whole_piece(pieces[1])
     both = halves[0].concat(halves[1:])
     frame = Frame(types, Step(0, "step"), values_are_remote=True)
@@ -71,14 +71,15 @@ def dealt(made: Compiled, op: str, tokens: list[int] | None) -> RowShards:
 
 @pytest.mark.parametrize("op", ["train", "logprobs"])
 def test_a_replica_whose_rows_are_long_has_fewer(made: Compiled, op: str) -> None:
-    """Of each half the first row is as long as all others."""
-    shares = [places["rollout"].tolist() for places in dealt(made, op, [30, 10, 10, 10]).places.values()]
+    """The first process has sampled both long ones."""
+    tokens = [30, 30, 10, 10, 10, 10, 10, 10]
+    shares = [places["rollout"].tolist() for places in dealt(made, op, tokens).places.values()]
     assert sorted(sum(shares, [])) == list(range(8)) and all(a < b for share in shares for a, b in pairwise(share))
-    assert [sum(30 if row in (0, 4) else 10 for row in share) for share in shares] == [60, 60]
+    assert [sum(tokens[row] for row in share) for share in shares] == [60, 60]
 
 
-@pytest.mark.parametrize("tokens", [None, [10, 10, 10, 10]])
-def test_rows_stay_where_they_are_if_they_are_as_long_or_nobody_knows(made: Compiled, tokens: list[int] | None) -> None:
+@pytest.mark.parametrize("tokens", [None, [30, 10, 10, 10, 10, 30, 10, 10]])
+def test_rows_stay_where_they_are_if_that_is_as_even_or_nobody_knows(made: Compiled, tokens: list[int] | None) -> None:
     shares = [places["rollout"].tolist() for places in dealt(made, "train", tokens).places.values()]
     assert shares == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
