@@ -225,11 +225,12 @@ def grouped(found: Sequence[Compared]) -> Iterator[Group]:
 PHASES = {
     "generate": ("generating", ("generate",)),
     "prefill": ("reading prompts", ("prefill",)),
+    "logprobs": ("log-probabilities", ("logprobs",)),
     "train": ("training", ("train",)),
     "weights": ("weights on their way", ("weights", "sync")),
     "step": ("whole steps", ("step",)),
 }
-"""By name those that rows have. Log-probabilities, rewards and idle devices are in whole steps alone."""
+"""By name those that rows have. Rewards and idle devices are in whole steps alone."""
 
 TOTALS = """| phase | sources | rows | median error | bias | within 20% |
 |---|--:|--:|--:|--:|--:|"""
