@@ -86,7 +86,9 @@ up gradients in the products and steps in one kernel: 16 bytes a weight are left
 and to clip it. Only silybench's vLLM is as new as the one here; NeMo-RL's is not known, and taken for an older one.
 When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
-WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|Megatron-MoE-ModelZoo|verl_megatron_practice"
+WHOLE_EXPERTS = (
+    r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|seonjinn/RL|Megatron-MoE-ModelZoo|verl_megatron_practice"
+)
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the
 `expert_tensor_parallel_size` of NeMo-RL, of Megatron Bridge, of the model zoo and of verl's scripts is 1. Here they
 split each, and `ep` is so many times smaller: every rank has as many weights of experts, and tokens travel among as
@@ -507,6 +509,8 @@ def _generate(row: Row) -> Experiment:
     facts = _Facts(row)
     if not facts.prompt or not facts.response:
         raise Inexpressible("it does not say how long prompts and answers are")
+    if "without CUDA graphs" in row.cells["notes"]:
+        raise Inexpressible("its decoding steps are launched kernel by kernel; the engine here captures them")
     return _sampled(facts, "generate", facts.response)
 
 
