@@ -14,7 +14,8 @@ a source or to none, which is then unseen. Any other file with their columns wil
 value and unit have to be there; nodes, gpus, tp, pp, dp, ep, cp, prompt_len, response_len, batch, micro_batch, dtype,
 source and notes may be. So may longest (at how many tokens answers are cut) and gen_tp (how weights are split while
 rows are sampled, of whole steps and of weights that travel). Notes may say `lag = 1`; devices beyond tp x pp x dp then
-sample. Training may have dtype fp8, and `5 chunks a stage` in its notes.
+sample. Training may have dtype fp8, and `5 chunks a stage`, `16 updates` and `micro-batches of up to 10,240 tokens` in
+its notes; rows that are read for log-probabilities (phase logprobs) may have the last.
 """
 
 from __future__ import annotations
@@ -223,11 +224,12 @@ def grouped(found: Sequence[Compared]) -> Iterator[Group]:
 PHASES = {
     "generate": ("generating", ("generate",)),
     "prefill": ("reading prompts", ("prefill",)),
+    "logprobs": ("log-probabilities", ("logprobs",)),
     "train": ("training", ("train",)),
     "weights": ("weights on their way", ("weights", "sync")),
     "step": ("whole steps", ("step",)),
 }
-"""By name those that rows have. Log-probabilities, rewards and idle devices are in whole steps alone."""
+"""By name those that rows have. Rewards and idle devices are in whole steps alone."""
 
 TOTALS = """| phase | sources | rows | median error | bias | within 20% |
 |---|--:|--:|--:|--:|--:|"""

@@ -86,10 +86,13 @@ up gradients in the products and steps in one kernel: 16 bytes a weight are left
 and to clip it. Only silybench's vLLM is as new as the one here; NeMo-RL's is not known, and taken for an older one.
 When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
-WHOLE_EXPERTS = r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|Megatron-MoE-ModelZoo"
+WHOLE_EXPERTS = (
+    r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|seonjinn/RL|Megatron-MoE-ModelZoo|verl_megatron_practice"
+)
 """Sources whose tensor-parallel ranks have experts of their own and split none, so that `ep` counts them, too: the
-`expert_tensor_parallel_size` of NeMo-RL, of Megatron Bridge and of the model zoo is 1. Here they split each, and `ep`
-is so many times smaller: every rank has as many weights of experts, and tokens travel among as many ranks."""
+`expert_tensor_parallel_size` of NeMo-RL, of Megatron Bridge, of the model zoo and of verl's scripts is 1. Here they
+split each, and `ep` is so many times smaller: every rank has as many weights of experts, and tokens travel among as
+many ranks."""
 
 DISPATCH: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("source", WHOLE_EXPERTS, {"splits_routed": True, "experts": 9e-3}),
@@ -103,6 +106,11 @@ computes other micro-batches meanwhile. Transformer Engine multiplies and casts 
 the host 9 ms for a layer that is trained (fitted to MB07 and MB14, where the device has least to do), and a third of it
 (assumed) for one that is read; where the router and what prepares it are CUDA graphs it does little. Which recipe does
 what is in `scripts/performance/configs` of Megatron Bridge, and in the model zoo's tables."""
+
+FUSED: Mapping[WorkKind, float] = {"train": 6.0, "forward": 0.0}
+"""Bytes of a logit where a row's notes say that its loss is fused with the head: going forward no logit is written, and
+their gradients are written once and read by two products (`linear_cross_entropy` of verl). The head's product is
+computed again on the way back, which is not counted."""
 
 WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
 """What differs in NeMo-RL's transfers of weights: each tensor goes in one call, whatever memory that takes. Ours run in
@@ -395,11 +403,37 @@ class _Facts:
         raise Inexpressible(f"unit `{self.row.cells['unit']}` is not known here")
 
     @property
+    def micro_tokens(self) -> int:
+        """Tokens that a copy works on together: of so many rows, or as many as the notes say; 0 where nothing does."""
+        cut = re.search(r"\bmicro-batches of up to ([\d,]+) tokens\b", self.row.cells["notes"])
+        return int(cut[1].replace(",", "")) if cut else self.row.number("micro_batch") * (self.prompt + self.response)
+
+    @property
     def recompute(self) -> bool:
         return "full recomputation" in self.row.cells["notes"].lower()
 
 
 def _train(row: Row) -> Experiment:
+    """Rows that are trained, in so many updates as the notes say."""
+    parts = row.noted(r"\b(\d+) updates") or 1
+    once = """    train actor(lr=1e-5):
+        loss = mean(-actor.logprobs(answer))
+        minimize loss"""
+    if parts == 1:
+        return _over_rows(row, "train", f"{once}\n    report loss = loss")
+    inner = once.replace("\n", "\n    ")
+    return _over_rows(
+        row, "train", f"    minibatch pairs(parts={parts}):\n    {inner}\n    report length = mean(answer.length)"
+    )
+
+
+def _logprobs(row: Row) -> Experiment:
+    """Rows that are read by the engine that trains, for old log-probabilities or those of a reference."""
+    return _over_rows(row, "forward", "    old = actor.logprobs(answer)\n    report old = mean(old)")
+
+
+def _over_rows(row: Row, kind: WorkKind, does: str) -> Experiment:
+    """Work on rows that are there: the steps of a program that has a model `actor` and rows `answer`."""
     facts = _Facts(row)
     if not facts.prompt + facts.response:
         raise Inexpressible("it does not say how long its rows are")
@@ -412,27 +446,43 @@ data pairs = jsonl("rows.jsonl", batch={facts.rows})
 
 step:
     answer = encode(pairs.prompt, pairs.response)
-    train actor(lr=1e-5):
-        loss = mean(-actor.logprobs(answer))
-        minimize loss
-    report loss = loss
+{does}
 """
-    schedule, engine = facts.place("actor.train", "megatron", "transformers")
+    operation, phase, work = KINDS[kind]
+    schedule, engine = facts.place(f"actor.{operation}", "megatron", "transformers")
     return Experiment(
         program,
         schedule,
         facts.cluster,
         str(prompt),
-        str(answer),
-        "trains",
+        _answers(facts, answer),
+        work,
         facts.seconds(facts.rows * (facts.prompt + facts.response)),
-        facts.group("train"),
+        facts.group(phase),
         engine,
-        facts.row.number("micro_batch") * (facts.prompt + facts.response),
+        facts.micro_tokens,
         facts.recompute,
-        differs=(dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row) | _dispatch(row, "train"),
+        differs=_differs(row, engine, kind),
         products=facts.products,
     )
+
+
+KINDS: Mapping[WorkKind, tuple[str, str, str]] = {
+    "train": ("train", "train", "trains"),
+    "forward": ("logprobs", "logprobs", "scores"),
+}
+"""Of each kind of work on rows that are there: the operation, the phase, and what `Experiment.work` is."""
+
+
+def _differs(row: Row, engine: str, kind: WorkKind) -> dict[str, float]:
+    """Return the constants of an engine in which a row's own differs. engine: that stands in; empty where none does."""
+    differs = (dict(STANDS_IN[row.engine][1]) if engine else {}) | _former(row)
+    if kind == "forward":
+        # What is said of systems is of losses that are trained.
+        differs.pop("logit", None)
+    if "fused loss" in row.cells["notes"]:
+        differs["logit"] = FUSED[kind]
+    return differs | _dispatch(row, kind)
 
 
 def _former(row: Row, engine: str = "") -> dict[str, float]:
@@ -459,6 +509,8 @@ def _generate(row: Row) -> Experiment:
     facts = _Facts(row)
     if not facts.prompt or not facts.response:
         raise Inexpressible("it does not say how long prompts and answers are")
+    if "without CUDA graphs" in row.cells["notes"]:
+        raise Inexpressible("its decoding steps are launched kernel by kernel; the engine here captures them")
     return _sampled(facts, "generate", facts.response)
 
 
@@ -645,6 +697,7 @@ place actor.generate on play(engine=vllm, tp={sampling}, dp={facts.devices // sa
 
 PHASES = {
     "train": _train,
+    "logprobs": _logprobs,
     "generate": _generate,
     "prefill": _prefill,
     "step": _step,

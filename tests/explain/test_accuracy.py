@@ -15,6 +15,7 @@ from benchmarks.accuracy import (
     all_rows,
     by_phase,
     compare,
+    compared,
     grouped,
     page,
     split_by_fit,
@@ -85,6 +86,44 @@ def test_lag_in_the_notes_of_a_row_is_lag_in_its_program(tmp_path: Path) -> None
     assert "pool learn = 8 devices" in express(apart).schedule and "pool play = 8 devices" in express(apart).schedule
 
 
+PHASE = f"{HEAD},dp,longest,source,notes"
+
+
+def phases(folder: Path, *notes: str, engine: str = "megatron", phase: str = "train") -> list[Compared]:
+    """The same 512 rows on four devices, with each of these notes."""
+    split = "2,2,4096" if engine == "megatron" else ",4,4096"
+    line = f"A,Qwen/Qwen2.5-1.5B,H100,4,{{}},{phase} (rollouts),{engine},100,400,512,1,s,{{}},https://x,{{}}"
+    tp, dp, longest = split.split(",")
+    return [
+        compared(row) for row in rows(folder, PHASE, *(line.format(tp, f"{dp},{longest}", f'"{n}"') for n in notes))
+    ]
+
+
+@pytest.mark.parametrize("engine", ["megatron", "fsdp"])
+def test_log_probabilities_are_read_with_the_split_that_trains(tmp_path: Path, engine: str) -> None:
+    (trained,), (read,) = (phases(tmp_path, "", engine=engine, phase=phase) for phase in ("train", "logprobs"))
+    assert read.experiment.work == "scores" and "old = actor.logprobs(answer)" in read.experiment.program
+    assert read.experiment.schedule == trained.experiment.schedule.replace("actor.train", "actor.logprobs")
+    assert read.experiment.answers == trained.experiment.answers != "400", "answers have unlike lengths"
+    assert 2 < trained.predicted / read.predicted < 4.5
+
+
+def test_notes_say_in_how_many_updates_and_micro_batches_rows_are_trained(tmp_path: Path) -> None:
+    once, often, small, fused = phases(
+        tmp_path, "", "16 updates", "16 updates; micro-batches of up to 1,024 tokens", "fused loss"
+    )
+    assert "minibatch pairs(parts=16):" in often.experiment.program
+    assert small.experiment.micro_tokens == 1024
+    assert fused.predicted < once.predicted < often.predicted < small.predicted
+
+
+def test_what_a_loss_moves_is_not_counted_where_rows_are_only_read(tmp_path: Path) -> None:
+    plain, fused = phases(tmp_path, "", "fused loss", engine="fsdp", phase="logprobs")
+    (trained,) = phases(tmp_path, "", engine="fsdp")
+    assert trained.experiment.differs["logit"] == 71 and "logit" not in plain.experiment.differs
+    assert fused.predicted < plain.predicted
+
+
 @pytest.mark.parametrize(("split", "said"), [("2,2,2,8", "tp=2, pp=2, cp=2, ep=4, dp=2"), ("2,2,4,8", "(cp), too")])
 def test_ranks_that_share_the_tokens_of_a_row(tmp_path: Path, split: str, said: str) -> None:
     """NVIDIA's `ep` counts tensor ranks, too, and may count those of `cp`, which nothing here does."""
@@ -114,7 +153,7 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
     assert all(row.publisher.name.startswith("our own H100") for row in ours)
     for row in others:
         assert row.publisher in publishers(), row.id
-        if row.phase == "sync" or re.search("interleaved|trained with MTP", row.cells["notes"]) or row.id in REFUSED:
+        if row.phase == "sync" or re.search(NEVER, row.cells["notes"]) or row.id in REFUSED:
             with pytest.raises(Inexpressible):
                 express(row)
         else:
@@ -123,10 +162,13 @@ def test_every_row_that_is_measured_against_has_a_source_and_is_predicted_or_lef
 
 # What is predicted
 
+NEVER = "interleaved|trained with MTP|without CUDA graphs"
+"""What the notes of rows say that no plan here does."""
+
 REFUSED = (
     *("MB20", "MB21", "MB27", "MB28"),  # NVFP4
     *("MB35", "MB36", "MB37", "MB38", "MB39", "MB49", "MB55", "MB59", "MB63", "ME04", "ME05"),  # GPT-OSS
-    *("RS11", "RS17", "RS25", "RS29", "MZ03", "MZ09", "MZ13"),  # ranks of experts
+    *("RS11", "RS17", "RS25", "RS29", "MZ03", "MZ09", "MZ13", "PH59", "PH60"),  # ranks of experts
 )
 """Rows that no plan here says the same as; docs/why/accuracy-rows.md has why."""
 
@@ -135,6 +177,21 @@ MOST = 0.10
 """Of the median error of a group's rows that constants were fitted to."""
 
 MORE = {
+    "generate rollouts of experts, vllm, gb200-186gb": 0.17,
+    "generate rollouts of large experts, vllm, b200-180gb": 0.20,
+    "logprobs rollouts of experts, megatron, gb200-186gb": 0.45,
+    "logprobs rollouts of experts, megatron, h100-80gb": 0.55,
+    "logprobs rollouts of experts, megatron, h20-96gb": 0.46,
+    "logprobs rollouts of large experts, megatron, h100-80gb": 0.72,
+    "logprobs rollouts, fsdp, h100-80gb": 0.33,
+    "logprobs rollouts, megatron, h100-80gb": 0.38,
+    "logprobs rollouts, megatron, h20-96gb": 0.27,
+    "train rollouts of experts, megatron, gb200-186gb": 0.45,
+    "train rollouts of experts, megatron, h100-80gb": 0.40,
+    "train rollouts of large experts, megatron, h100-80gb": 0.24,
+    "train rollouts, fsdp, h100-80gb": 0.22,
+    "train rollouts, megatron, h100-80gb": 0.25,
+    "train rollouts, megatron, h20-96gb": 0.13,
     "generate experts, sglang, h20-96gb": 0.25,
     "generate experts, vllm, a100-80gb": 0.32,
     "generate long prompts, vllm, h100-80gb": 0.32,
@@ -177,7 +234,7 @@ def beyond(groups: list[Group]) -> dict[str, float]:
 
 
 def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
-    bands = ((31, 0.06, 0.82), (19, 0.22, 0.47))
+    bands = ((31, 0.06, 0.82), (38, 0.22, 0.47))
     for rows, (count, most, near) in zip(split_by_fit(results[0]), bands, strict=True):
         *groups, whole = grouped(rows)
         assert beyond(groups) == {}
