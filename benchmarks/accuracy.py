@@ -112,7 +112,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     with differing(experiment.engines), limited(experiment.limits):
-        return _predicted(experiment)
+        return _predicted(experiment) * experiment.slowest
 
 
 def _predicted(experiment: Experiment) -> float:

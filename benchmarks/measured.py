@@ -8,10 +8,11 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 
 from benchmarks.older_vllm import ROW
 from rlgraph.backends.enginespec.rates import WorkKind
@@ -23,7 +24,7 @@ from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.lengths import Lengths, parse_lengths
 from rlgraph.passes.cost.work import Tokens
 
 NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
@@ -269,6 +270,8 @@ class Experiment:
     """Constants of engines in a whole step which are others for the row's own, by engine and kind of work."""
     beside: float = 0.0
     """Seconds of the row's system that no plan here has."""
+    slowest: float = 1.0
+    """How many times as long the row's system takes, because replicas have unlike numbers of tokens."""
     products: str = ""
     """The dtype of products before the head, where it is another one than the weights'."""
 
@@ -422,9 +425,23 @@ def _train(row: Row) -> Experiment:
     if parts == 1:
         return _over_rows(row, "train", f"{once}\n    report loss = loss")
     inner = once.replace("\n", "\n    ")
-    return _over_rows(
+    found = _over_rows(
         row, "train", f"    minibatch pairs(parts={parts}):\n    {inner}\n    report length = mean(answer.length)"
     )
+    return replace(found, slowest=_slowest(row, parts, found)) if "(verl)" in row.cells["engine"] else found
+
+
+def _slowest(row: Row, parts: int, found: Experiment) -> float:
+    """How many times the tokens of the average replica the one with most has in an update, where nobody deals rows out
+    by their tokens: verl balances a whole batch, and cuts each replica's rows into updates in their order. Rows of a
+    replica add up to about a normal sum (Blom's, as `rlgraph.passes.cost.decoding` has it)."""
+    facts = _Facts(row)
+    replicas = facts.dp // (row.noted(r"\bUlysses over (\d+)") or 1)
+    if replicas < 2:
+        return 1.0
+    lengths, rows = parse_lengths(found.answers), facts.rows / parts / replicas
+    above = NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
+    return 1 + above * lengths.standard_deviation / (facts.prompt + lengths.mean) / rows**0.5
 
 
 def _logprobs(row: Row) -> Experiment:
