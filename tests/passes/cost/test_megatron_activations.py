@@ -81,8 +81,8 @@ def measured(over: Mesh, case: Case) -> list[int]:
         engine = MegatronEngine.open(case.spec(layers), over)
         micro = evenly_routed(case, layers) if over.axis_size("ep") > 1 else case.micro()
         engine.clear_gradients()
-        each = [0] * over.axis_size("ep")
-        engine.add_gradients(each, lambda block, micro=micro: micro)
+        each = [micro] * over.axis_size("ep")
+        engine.add_gradients(each, lambda given: given)
         assert engine._trainer
         # gloo lets go of what it sent a moment later, at times: the least of several is what is needed.
         peaks = []
@@ -90,7 +90,7 @@ def measured(over: Mesh, case: Case) -> list[int]:
             chunk = engine._trainer.chunk
             gradients = (buffer.grad_data for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers))
             with Live(chain(engine.model.parameters(), gradients)) as live:
-                engine.add_gradients(each, lambda block, micro=micro: micro)
+                engine.add_gradients(each, lambda given: given)
             peaks.append(live.peak)
         found.append(min(peaks))
     return found

@@ -52,6 +52,8 @@ class Experts(nn.Module):
         self._routes: Tensor | None = None
         tp, ep = config.tensor_model_parallel_size, parallel_state.get_expert_model_parallel_world_size()
         self._shape, self._split, self._ranks = shape, tp > 1, ep
+        # Whether ranks along tp, which have the same experts, each send their own tokens to those of other ranks.
+        self._routes_own = tp > 1 and ep > 1
         self._group = parallel_state.get_expert_model_parallel_group()
         self._columns_group = parallel_state.get_tensor_model_parallel_group()
         columns, local_experts = shape.ffn // tp, shape.experts // ep
@@ -85,11 +87,6 @@ class Experts(nn.Module):
         output = self._routed_output(hidden[:, 0])[:, None]
         return output + self._over_columns(hidden, self._shared_output) if self._shape.shared_ffn else output, None
 
-    @property
-    def _routes_own(self) -> bool:
-        """Whether ranks along tp, which have the same experts, each send their own tokens to those of other ranks."""
-        return self._split and self._ranks > 1
-
     def _over_columns(self, hidden: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what `compute` makes of all tokens on the ranks along tp, added up, [tokens / tp, 1, hidden]."""
         if not self._split:
@@ -104,7 +101,7 @@ class Experts(nn.Module):
 
     def _shared_output(self, x: Tensor) -> Tensor:
         """Return the outputs of experts that every token takes, [T, hidden]."""
-        shared = self._gate(x @ self.shared_fc1.t()) @ self.shared_fc2.t()
+        shared: Tensor = self._gate(x @ self.shared_fc1.t()) @ self.shared_fc2.t()
         return shared if self._shape.routing else (x @ self.shared_gate.t()).sigmoid() * shared
 
     def _routed_output(self, x: Tensor) -> Tensor:
