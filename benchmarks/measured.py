@@ -96,13 +96,13 @@ split each, and `ep` is so many times smaller: every rank has as many weights of
 many ranks."""
 
 DISPATCH: Sequence[tuple[str, str, Mapping[str, float]]] = (
-    ("source", WHOLE_EXPERTS, {"splits_routed": True, "experts": 9e-3}),
+    ("source", WHOLE_EXPERTS, {"whole_experts": True, "experts": 9e-3}),
     ("notes", r"\b(DeepEP|HybridEP)\b", {"once_a_node": True}),
     ("notes", r"\boverlaps with other micro-batches\b", {"hides_routed": True}),
     ("notes", r"\bcaptured\b", {"experts": 0.0}),
 )
-"""Columns, what they say, and how tokens get to their experts then, other than in the engine here: a tensor-parallel
-rank that has whole experts sends its own tokens; NVIDIA's kernels send a token once to a node; its 1F1B schedule
+"""Columns, what they say, and how tokens get to their experts then, other than in the engine here: tensor-parallel
+ranks that have whole experts gather nothing; NVIDIA's kernels send a token once to a node; its 1F1B schedule
 computes other micro-batches meanwhile. Transformer Engine multiplies and casts for each expert by itself, which takes
 the host 9 ms for a layer that is trained (fitted to MB07 and MB14, where the device has least to do), and a third of it
 (assumed) for one that is read; where the router and what prepares it are CUDA graphs it does little. Which recipe does

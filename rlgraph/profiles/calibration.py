@@ -36,7 +36,7 @@ SECTIONS = ("machine", "device", "constants", "host", "rates", "errors")
 SHARES = ("compute", "memory", "collective", "transfer")
 """The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
 BYTES = ("reserved", "logit", "gradient", "stepped")
-DISPATCH = ("splits_routed", "once_a_node", "hides_routed")
+DISPATCH = ("whole_experts", "once_a_node", "hides_routed")
 OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "cached", *DISPATCH)
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19

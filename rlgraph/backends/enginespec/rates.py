@@ -32,8 +32,8 @@ class Rates:
     """Seconds of the host for each layer with experts of each micro-batch, beside those of `layer`, as rows are sorted
     by expert: they count where the device has less to do meanwhile. For `generate`: of each decoding step, and they
     always count."""
-    splits_routed: bool = False
-    """Whether each tensor-parallel rank sends its own part of the tokens to their experts; else each sends all."""
+    whole_experts: bool = False
+    """Whether tensor-parallel ranks have whole experts; else they split each, and gather the tokens that come to it."""
     once_a_node: bool = False
     """Whether a token is sent once to each node that has experts of it, and spread there; else once for each expert."""
     hides_routed: bool = False

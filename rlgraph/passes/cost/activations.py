@@ -61,6 +61,7 @@ def activation_bytes(
     split_head: bool = False,
     keeps_fused: bool = True,
     wide_norms: int = 8,
+    ep: int = 1,
     cp: int = 1,
     masked: bool = False,
     entropy: bool = False,
@@ -71,17 +72,17 @@ def activation_bytes(
     4.1), for RMS norms, grouped queries and gated networks. Without sequence parallelism each tensor-parallel rank has
     the whole residual stream.
 
-    micro: as the engine computes it, with its padding. recompute: a layer keeps its input
-    alone. fused_norms: norms keep their input or its normal form; without it they are written out and compute in
-    float32. network, angles, splits_tokens, split_head, keeps_fused, wide_norms: fields of
-    `rlgraph.backends.enginespec.spec.EngineMemory`. packed: rows lie one behind the other. scores: attention is written
-    out, and keeps a weight for each pair of tokens. cp: context-parallel ranks, which shard each row's tokens; micro is
-    then what one rank has (`Tokens.part_of_fullest_rank`), with the keys and values of all tokens. masked: attention
-    keeps masks, which layers share. entropy: the loss also needs the entropy. logits: the most logits that exist at a
-    time. tiles: those of a head that is one matrix, on a device as `masked` says: True for a CPU.
+    micro: as the engine computes it, with its padding. recompute: a layer keeps its input alone. fused_norms: norms
+    keep their input or its normal form; without it they are written out and compute in float32. network, angles,
+    splits_tokens, split_head, keeps_fused, wide_norms: fields of `rlgraph.backends.enginespec.spec.EngineMemory`.
+    packed: rows lie one behind the other. scores: attention is written out, and keeps a weight for each pair of
+    tokens. ep: ranks that have experts of their own. cp: context-parallel ranks, which shard each row's tokens; micro
+    is then what one rank has (`Tokens.part_of_fullest_rank`), with the keys and values of all tokens. masked:
+    attention keeps masks, which layers share. entropy: the loss also needs the entropy. logits: the most logits that
+    exist at a time. tiles: those of a head that is one matrix, on a device as `masked` says: True for a CPU.
     """
     layer = _LayerShard(shape, micro, itemsize, tp, fused_norms, network, packed, splits_tokens, keeps_fused, cp)
-    layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms)
+    layer = replace(layer, angles=angles, scores=scores, wide_norms=wide_norms, ep=ep)
     kept_bytes, working = layer.saved_bytes(), layer.backward_workspace_bytes()
     stream = micro.tokens * shape.hidden * itemsize / layer.token_shard_count
     if recompute:
@@ -93,12 +94,13 @@ def activation_bytes(
     return Activations(kept_bytes, working, layer.non_layer_bytes() + masked * layer.mask_bytes(), head)
 
 
-def saved_layer_bytes_per_token(shape: Shape, itemsize: int, tp: int = 1, splits_tokens: bool = False) -> float:
-    """Return what one layer keeps of one token on a rank, with fused norms. splits_tokens: as in `activation_bytes`."""
-    token = Tokens(1.0, 1.0, 1.0, 0.0)
-    return activation_bytes(
-        shape, "causal_lm", token, itemsize=itemsize, tp=tp, splits_tokens=splits_tokens and tp > 1
-    ).layer
+def saved_layer_bytes_per_token(
+    shape: Shape, itemsize: int, tp: int = 1, splits_tokens: bool = False, ep: int = 1
+) -> float:
+    """Return what one layer keeps of one token on a rank, with fused norms. splits_tokens, ep: as in
+    `activation_bytes`."""
+    token, splits = Tokens(1.0, 1.0, 1.0, 0.0), splits_tokens and tp > 1
+    return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp, splits_tokens=splits, ep=ep).layer
 
 
 def forward_peak_bytes(
@@ -203,6 +205,7 @@ class _LayerShard:
     angles: int = 2
     scores: bool = False
     wide_norms: int = 8
+    ep: int = 1
 
     @property
     def token_shard_count(self) -> int:
@@ -369,15 +372,16 @@ class _LayerShard:
 
     def _network(self) -> float:
         """Return, for each token, what a feed-forward network keeps. Mixtures of experts also keep a copy of the token
-        and the output for each of its experts."""
-        copies = (
-            2 * self.shape.experts_per_token * self.shape.hidden * self.shape.expert_layer_count / self.shape.layers
-        )
-        if self.shape.experts and self.token_shard_count > 1:
-            # All tokens are gathered for the router.
+        and the output for each of its experts. Ranks that split tokens and have experts of their own, too, each choose
+        experts for their own tokens, and keep these outputs alone."""
+        chosen_by = self.token_shard_count if self.ep > 1 else 1
+        routed = self.shape.hidden * self.shape.expert_layer_count / self.shape.layers
+        copies = (1 + 1 / chosen_by) * self.shape.experts_per_token * routed
+        if self.shape.experts and self.token_shard_count > 1 and (chosen_by == 1 or self.shape.shared_ffn):
+            # All tokens are gathered for the router, or for experts that all of them take.
             copies += self.shape.hidden
         # Exact routers read a float32 copy.
-        wide = 4 * self.shape.hidden * self.shape.expert_layer_count / self.shape.layers if self.shape.routing else 0
+        wide = 4 * routed / chosen_by if self.shape.routing else 0
         network = (self.network * _ffn(self.shape) / self.tp + copies) * self.itemsize
         return network + (wide if self.itemsize < 4 else 0)
 

@@ -246,6 +246,7 @@ def _activations(config: ModelConfig, deployment: Deployment, micro: Tokens, une
         split_head=_split_head(deployment),
         keeps_fused=memory.keeps_fused,
         wide_norms=memory.wide_norm_bytes,
+        ep=deployment.ep,
         cp=deployment.cp,
         masked=deployment.on_cpu,
         tiles=memory.head_tiles,

@@ -222,7 +222,10 @@ def _stage_latency(
     inner, stage_link = deployment.tp_and_pp_links(constants)
     tokens /= deployment.cp
     size = tokens * shape.hidden * config.item_bytes
-    sent = layers * reduces * inner.all_reduce_bandwidth_seconds(size, deployment.tp)
+    routed, sparse = 0.0, layers * shape.expert_layer_count / shape.layers
+    # Of experts on other ranks what arrives is gathered, and not all tokens, but for experts that all of them take.
+    gathers_all = layers - (sparse / 2 if deployment.ep > 1 and not shape.shared_ffn else 0)
+    sent = gathers_all * reduces * inner.all_reduce_bandwidth_seconds(size, deployment.tp)
     # Where ranks split tokens, too, what is between A and B of adapters travels apart from inputs and outputs.
     apart = 2 if shape.adapters and deployment.engine_spec.memory.splits_tokens else 1
     rounds = (
@@ -231,11 +234,9 @@ def _stage_latency(
         * apart
         * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
     )
-    routed, sparse = 0.0, layers * shape.expert_layer_count / shape.layers
     if deployment.ep > 1:
         # A token goes to each of its experts and comes back, forward and backward.
-        own = size / deployment.tp if rates.splits_routed else size
-        routed = sparse * reduces * _routed_seconds(deployment, constants, own, shape.experts_per_token, rates)
+        routed = sparse * reduces * _routed_seconds(deployment, constants, size, shape.experts_per_token, rates)
         rounds += sparse * reduces * deployment.expert_link(constants).all_to_all_latency_seconds(deployment.ep)
     if deployment.cp > 1:
         # Keys and values of all tokens arrive, and their gradients go back.
@@ -263,7 +264,7 @@ def _stage_latency(
         * layers
         * tokens
         * saved_layer_bytes_per_token(
-            shape, config.item_bytes, deployment.tp, deployment.engine_spec.memory.splits_tokens
+            shape, config.item_bytes, deployment.tp, deployment.engine_spec.memory.splits_tokens, deployment.ep
         )
     )
     if deployment.engine_spec.keeps_attention_scores(deployment.attention):
@@ -315,16 +316,19 @@ def _stage_latency(
 
 
 def _routed_seconds(deployment: Deployment, constants: Constants, size: float, chosen: int, rates: Rates) -> float:
-    """Return the seconds in which the tokens of a rank go to their experts, or come back. What stays on a node and what
-    leaves it travel at the same time. size: bytes of the tokens. chosen: experts of a token."""
-    near, far, ranks = *deployment.expert_links(constants), deployment.ep
-    together = min(ranks, max(1, deployment.island.per_node // deployment.tp))
+    """Return the seconds in which tokens go to their experts, or come back. What stays on a node and what leaves it
+    travel at the same time. size: bytes of the tokens that tensor-parallel ranks share out: each sends its part, and
+    what arrives is gathered where they split experts. chosen: experts of a token."""
+    near, far, ranks, tp = *deployment.expert_links(constants), deployment.ep, deployment.tp
+    together = min(ranks, max(1, deployment.island.per_node // tp))
     nodes, size = ranks / together, size * chosen
+    inner, _ = deployment.tp_and_pp_links(constants)
+    gathering = 0.0 if rates.whole_experts else inner.all_to_all_bandwidth_seconds(size, tp)
     inside, outside = (together - 1) / ranks, 1 - together / ranks
     if rates.once_a_node:
         # Of as many experts at random, those on so many nodes are on fewer.
         inside, outside = inside * nodes, outside * nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
-    return size * max(inside / near.bandwidth, outside / far.bandwidth)
+    return size / tp * max(inside / near.bandwidth, outside / far.bandwidth) + gathering
 
 
 def _gathering(

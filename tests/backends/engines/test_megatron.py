@@ -469,7 +469,11 @@ def each_gradients(
             assert not travels or overlap._started == len(overlap._groups)
             assert last or not overlap._started
             engine._trainer.sum_gradients()
-        grads = {name: weight.main_grad.clone() for name, weight in engine.tensors().items()}
+        # Zeros for what is not trained.
+        grads = {
+            name: weight.main_grad.clone() if weight.requires_grad else torch.zeros_like(weight)
+            for name, weight in engine.tensors().items()
+        }
         found.append(Trained([], grads, engine.layout()))
     return found
 

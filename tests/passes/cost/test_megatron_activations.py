@@ -1,14 +1,17 @@
-"""The bytes that training with Megatron-core keeps, on one rank and on two that share each layer."""
+"""The bytes that training with Megatron-core keeps, on one rank and on several that share each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, product
 
 import pytest
+import torch
 
 pytest.importorskip("megatron.core")
 
+from rlgraph.backends.engines.base import MicroBatch
 from rlgraph.backends.enginespec.layout_checks import layout_problems
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.passes.cost.activations import activation_bytes
@@ -33,6 +36,13 @@ CASES = [
     Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES),
     Case("gemma3_text", fields=(("sliding_window", 32), ("sliding_window_pattern", 2))),
 ]
+WIDE = ("hidden_size", 256)
+"""So wide that places of tokens, which routers keep, are little beside them."""
+ROUTED = [
+    Case("mixtral", rows=4, length=129, fields=(("num_local_experts", 4), WIDE)),
+    Case("deepseek_v3", rows=2, length=301, fields=(*LATENT, WIDE)),
+]
+"""Without experts that all tokens take, and with them; of the tokens that are fed as many go to each expert."""
 KEPT = [
     (Case("qwen2"), make_mesh()),
     (Case("qwen2", scored=64, entropy=True), make_mesh()),
@@ -40,15 +50,25 @@ KEPT = [
     (Case("qwen3", rows=2, length=300), make_mesh(tp=2)),
     (Case("deepseek_v3", rows=2, length=300, fields=WIDE_VALUES), make_mesh()),
     (Case("qwen2", rows=1, length=1025, scored=800), make_mesh(cp=2)),
+    (ROUTED[0], make_mesh(ep=2, tp=2)),
 ]
 """Heads of each kind, and models without and with experts, on ranks that share columns or tokens."""
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks(2)
+    started = Ranks(4)
     yield started
     started.close()
+
+
+def evenly_routed(case: Case, layers: int) -> MicroBatch:
+    """One whose tokens replay all experts in turn."""
+    micro, shape = case.micro(), case.shape()
+    [call] = micro.calls
+    chosen = torch.arange(len(call.sequences.tokens) * shape.experts_per_token) % shape.experts
+    routes = chosen.view(-1, 1, shape.experts_per_token).expand(-1, layers, -1).short().contiguous()
+    return replace(micro, calls=(replace(call, sequences=replace(call.sequences, routes=routes)),))
 
 
 def measured(over: Mesh, case: Case) -> list[int]:
@@ -59,23 +79,33 @@ def measured(over: Mesh, case: Case) -> list[int]:
     found = []
     for layers in (2, 4):
         engine = MegatronEngine.open(case.spec(layers), over)
-        micro = case.micro()
+        micro = evenly_routed(case, layers) if over.axis_size("ep") > 1 else case.micro()
         engine.clear_gradients()
-        engine.add_gradients([0], lambda block, micro=micro: micro)
+        each = [micro] * over.axis_size("ep")
+        engine.add_gradients(each, lambda given: given)
         assert engine._trainer
         # gloo lets go of what it sent a moment later, at times: the least of several is what is needed.
         peaks = []
         for _ in range(3 if over.rank_count > 1 else 1):
-            gradients = (buffer.grad_data for buffer in engine._trainer.chunk.buffers)
+            chunk = engine._trainer.chunk
+            gradients = (buffer.grad_data for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers))
             with Live(chain(engine.model.parameters(), gradients)) as live:
-                engine.add_gradients([0], lambda block, micro=micro: micro)
+                engine.add_gradients(each, lambda given: given)
             peaks.append(live.peak)
         found.append(min(peaks))
     return found
 
 
 @pytest.mark.parametrize(
-    "case, over", few(product(CASES, [make_mesh(), make_mesh(tp=2), make_mesh(cp=2)]), *KEPT), ids=str
+    "case, over",
+    few(
+        [
+            *product(CASES, [make_mesh(), make_mesh(tp=2), make_mesh(cp=2)]),
+            *product(ROUTED, [make_mesh(ep=2), make_mesh(ep=2, tp=2)]),
+        ],
+        *KEPT,
+    ),
+    ids=str,
 )
 def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
     cp = over.axis_size("cp")
@@ -87,6 +117,7 @@ def test_what_megatron_keeps(ranks: Ranks, case: Case, over: Mesh) -> None:
         case.tokens().part_of_fullest_rank(cp),
         itemsize=4,
         tp=over.axis_size("tp"),
+        ep=over.axis_size("ep"),
         cp=cp,
         masked=True,
         network=3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -39,9 +39,10 @@ class Experts(nn.Module):
     """The feed-forward network of a layer that has experts, E of them.
 
     Ranks along ep have E / ep of them each and tokens of their own, which travel to the ranks with their experts and
-    back; ranks along tp have some columns of each. The outputs of the columns on the ranks along tp are added up once,
-    together with those of experts that every token takes, and so are the gradients of what each rank has whole: the
-    router.
+    back; ranks along tp have some columns of each, and add up their outputs. Along both each rank chooses and sends for
+    its own part of the sequence-parallel region alone, and what arrives is gathered along tp, as much of it as there
+    is. Along tp alone all tokens are gathered first, and outputs are added up together with those of experts that every
+    token takes. Gradients of what each rank has whole, the router, are added up in the end.
     """
 
     def __init__(self, config: TransformerConfig, *, shape: Shape, place: int) -> None:
@@ -51,7 +52,10 @@ class Experts(nn.Module):
         self._routes: Tensor | None = None
         tp, ep = config.tensor_model_parallel_size, parallel_state.get_expert_model_parallel_world_size()
         self._shape, self._split, self._ranks = shape, tp > 1, ep
+        # Whether ranks along tp, which have the same experts, each send their own tokens to those of other ranks.
+        self._routes_own = tp > 1 and ep > 1
         self._group = parallel_state.get_expert_model_parallel_group()
+        self._columns_group = parallel_state.get_tensor_model_parallel_group()
         columns, local_experts = shape.ffn // tp, shape.experts // ep
         self.router = replicated_parameter(shape.experts, shape.hidden, self._split)
         self.linear_fc1 = split_parameter((local_experts, 2 * columns, shape.hidden), 1)
@@ -71,20 +75,34 @@ class Experts(nn.Module):
 
     def set_routes(self, routes: Tensor | None) -> None:
         """Set the experts that the next pass replays, int16 [T, layers that have experts, experts of a token]; -1 and
-        None: the router chooses."""
+        None: the router chooses. T: of all tokens of the sequence-parallel region."""
+        if routes is not None and self._routes_own:
+            routes = routes.chunk(self._columns_group.size())[self._columns_group.rank()]
         self._routes = None if routes is None else routes[:, self._place]
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """hidden: [tokens / tp, 1, hidden]."""
-        if self._split:
-            hidden = gather_from_sequence_parallel_region(hidden)
-        x = hidden[:, 0]
+        if not self._routes_own:
+            return self._over_columns(hidden, self._whole_output), None
+        output = self._routed_output(hidden[:, 0])[:, None]
+        return output + self._over_columns(hidden, self._shared_output) if self._shape.shared_ffn else output, None
+
+    def _over_columns(self, hidden: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `compute` makes of all tokens on the ranks along tp, added up, [tokens / tp, 1, hidden]."""
+        if not self._split:
+            return compute(hidden[:, 0])[:, None]
+        output = compute(gather_from_sequence_parallel_region(hidden)[:, 0])
+        summed: Tensor = reduce_scatter_to_sequence_parallel_region(output[:, None])
+        return summed
+
+    def _whole_output(self, x: Tensor) -> Tensor:
         output = self._routed_output(x)
-        if self._shape.shared_ffn:
-            shared = self._gate(x @ self.shared_fc1.t()) @ self.shared_fc2.t()
-            output = output + (shared if self._shape.routing else (x @ self.shared_gate.t()).sigmoid() * shared)
-        output = output[:, None]
-        return reduce_scatter_to_sequence_parallel_region(output) if self._split else output, None
+        return output + self._shared_output(x) if self._shape.shared_ffn else output
+
+    def _shared_output(self, x: Tensor) -> Tensor:
+        """Return the outputs of experts that every token takes, [T, hidden]."""
+        shared: Tensor = self._gate(x @ self.shared_fc1.t()) @ self.shared_fc2.t()
+        return shared if self._shape.routing else (x @ self.shared_gate.t()).sigmoid() * shared
 
     def _routed_output(self, x: Tensor) -> Tensor:
         """Return the outputs of each token's experts, [T, hidden], times their shares."""
@@ -132,19 +150,30 @@ class Experts(nn.Module):
         counts = ends.diff(prepend=ends.new_zeros(1))
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self._group)
-        sent, received = counts.view(self._ranks, -1), arriving.view(self._ranks, -1)
+        columns, own = self._columns_group.size(), self._columns_group.rank()
+        everywhere = arriving.new_empty(columns * len(arriving)) if self._split else arriving
+        if self._split:
+            # What arrives at each rank along tp is for the same experts.
+            dist.all_gather_into_tensor(everywhere, arriving, group=self._columns_group)
+        sent, received = counts.view(self._ranks, -1), everywhere.view(columns, self._ranks, -1)
         # The host has to know how much room what arrives takes: it waits once.
-        sent_counts, received_counts = torch.stack([sent.sum(1), received.sum(1)]).tolist()
-        arrived = all_to_all(self._group, x, received_counts, sent_counts)
+        sent_counts, *received_counts = torch.cat([sent[None], received]).sum(2).tolist()
+        room = [sum(each) for each in received_counts]
+        x = all_to_all(self._group, x, received_counts[own], sent_counts)
+        # To send them all to each and to add up what comes back takes any numbers of tokens, on gloo, too.
+        if self._split:
+            x = all_to_all(self._columns_group, x.repeat(columns, 1), room, [room[own]] * columns)
         # Tokens arrive by rank and then by expert: sort them by expert.
-        expert = torch.arange(received.numel(), device=x.device) % received.shape[1]
-        order, ends = sort_by_expert(
-            expert.repeat_interleave(received.flatten(), output_size=sum(received_counts)), received.shape[1]
-        )
-        outputs = self._computed(arrived[order], ends)
+        expert = torch.arange(received.numel(), device=x.device) % sent.shape[1]
+        order, ends = sort_by_expert(expert.repeat_interleave(received.flatten(), output_size=sum(room)), sent.shape[1])
+        outputs = self._computed(x[order], ends)
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=x.device)
-        result: Tensor = all_to_all(self._group, outputs[places], sent_counts, received_counts)
+        outputs = outputs[places]
+        if self._split:
+            parts = all_to_all(self._columns_group, outputs, [room[own]] * columns, room)
+            outputs = parts.view(columns, room[own], parts.shape[1]).sum(0)
+        result: Tensor = all_to_all(self._group, outputs, sent_counts, received_counts[own])
         return result
 
     def _computed(self, x: Tensor, ends: Tensor) -> Tensor:
