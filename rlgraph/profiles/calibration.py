@@ -101,7 +101,7 @@ class _CalibrationReader:
             for kind, numbers in kinds.object_entries():
                 if kind in get_args(WorkKind):
                     needed = tuple(member.name for member in fields(Rates) if member.name not in OPTIONAL)
-                    yield (engine, kind), Rates(**self.read_numbers(numbers, needed, OPTIONAL))  # type: ignore[misc]
+                    yield (engine, kind), Rates(**self.read_numbers(numbers, needed, OPTIONAL))  # type: ignore[misc, arg-type]
 
     def read_numbers(
         self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()

@@ -62,7 +62,8 @@ class FakeRows(RemoteRows):
 
     @property
     def token_counts(self) -> np.ndarray:
-        return self.prompt + self.response
+        counts: np.ndarray = self.prompt + self.response
+        return counts
 
     def pick(self, places: np.ndarray) -> FakeRows:
         return replace(self, **{name: getattr(self, name)[places] for name in _FIELDS})
