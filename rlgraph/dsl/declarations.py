@@ -246,14 +246,6 @@ def _check_lora(context: Context, record: ConstructorCall, call: tree.Call) -> N
         return
     place = next(option.value for option in call.options if option.name == "lora")
     given = {option.name: option.value.span for option in place.options} if isinstance(place, tree.Call) else {}
-    if lora.option("alpha") == 0:
-        hint = "twice the rank is usual: `alpha=64` for `rank=32`"
-        raise context.statement_error(
-            "E0403",
-            "`alpha` of `lora` is above 0: adapters are scaled by alpha / rank",
-            given.get("alpha", place.span),
-            hint,
-        )
     if lora.option("targets") in ((), ""):
         hint = 'name layers, `["q_proj", "v_proj"]`, or leave it out: all of them'
         raise context.statement_error(
