@@ -212,6 +212,15 @@ def test_a_failure_saves_what_was_trained(folder: Path) -> None:
     assert (folder / "here/models/actor/config.json").exists()
 
 
+def test_a_model_that_has_diverged_is_no_result(folder: Path) -> None:
+    for debug in (False, True):
+        program = rlgraph.compile("tiny.rlf", set={"lr": "1e30"})
+        with pytest.raises(
+            rlgraph.RunError, match=r"E0831.*`actor` has diverged: .* has weights that are NaN, infinite"
+        ):
+            program.run(1, progress=False, threads=1, debug=debug, backend="ray" if debug else "local")
+
+
 class Signals(EventReader):
     """Sends Ctrl-C to this process when a node of a kind begins for the second time."""
 

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rlgraph.backends.saved_models import DIVERGED
 from rlgraph.catalog.models.adapters import update_adapter_base_path
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.files import cause_text, failure_reason
@@ -234,8 +235,10 @@ class RunFolder:
         file.flush()
 
     def save(self, models: Mapping[str, SavableModel]) -> list[Path]:
-        """Save these models, each one whole or not at all, and return their folders. Raise RunError, also if weights
-        are NaN or infinite and there is a saved model already, which stays."""
+        """Save these models, each one whole or not at all, and return their folders. Raise RunError, also for weights
+        that have diverged, which are not saved: a model that was saved before stays."""
+        from rlgraph.backends.engines.tensor_files import first_diverged_tensor
+
         written: list[Path] = []
         with suppress(OSError):
             self.recreate_if_missing()
@@ -245,7 +248,7 @@ class RunFolder:
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 model.save(draft)
-                odd = _odd(draft) if final.exists() else ""
+                odd = first_diverged_tensor(draft)
                 if not odd:
                     update_adapter_base_path(draft, final)
                     flush_folder(draft)
@@ -257,8 +260,9 @@ class RunFolder:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             if odd:
-                message = f"`{name}` has diverged: {odd} has NaN or infinite weights"
-                raise RunError(Diagnostic("E0831", message, NO_SPAN, f"`{final}` stays as it was saved before"))
+                raise diverged_error(
+                    name, odd, f"`{final}` stays as it was saved before; " if final.exists() else "it is not saved; "
+                )
             written.append(final)
         with suppress(OSError):
             self.recreate_if_missing()
@@ -285,6 +289,12 @@ class RunFolder:
                 self.path.rmdir()
             if self.path.parent == DEFAULT_PARENT:
                 DEFAULT_PARENT.rmdir()
+
+
+def diverged_error(name: str, tensor: str, kept: str) -> RunError:
+    """Return the error for a model with such a tensor. kept: what is left of it, and `; `."""
+    message = f"`{name}` has diverged: {tensor} has {DIVERGED}"
+    return RunError(Diagnostic("E0831", message, NO_SPAN, f"{kept}lower `lr`, or set `clip_norm`"))
 
 
 def recording_folder(path: Path) -> Path:
@@ -395,18 +405,6 @@ def _lock(metrics: IO[str], path: Path) -> None:
     except (ImportError, OSError):
         # Some network file systems have no locks.
         return
-
-
-def _odd(folder: Path) -> str:
-    """Return the name of a saved model's first tensor that has NaN or infinity in it; empty if none has."""
-    from safetensors import safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                if not tensors.get_tensor(name).isfinite().all():
-                    return str(name)
-    return ""
 
 
 def replace_folder(draft: Path, final: Path) -> None:

@@ -32,6 +32,10 @@ class WeightsHandle(Protocol):
         """Prepare for the end of the run's processes; `saved` is a folder that has the weights, or None."""
         ...
 
+    def first_diverged(self) -> str:
+        """Return the name of the first tensor that has diverged; empty if none has. Called after `prepare_exit`."""
+        ...
+
 
 class LocalWeights:
     """Weights that are in this process."""
@@ -47,6 +51,11 @@ class LocalWeights:
 
     def prepare_exit(self, saved: Path | None) -> None:
         """Do nothing: the weights stay in this process."""
+
+    def first_diverged(self) -> str:
+        from rlgraph.backends.engines.tensor_files import are_sound
+
+        return next((name for name, tensor in self._engine.tensors().items() if not are_sound(tensor)), "")
 
 
 class RemoteWeights:
@@ -86,6 +95,11 @@ class RemoteWeights:
             else:
                 self._spec = replace(self._spec, adapters=replace(adapters, start=place))
         self._save = None
+
+    def first_diverged(self) -> str:
+        from rlgraph.backends.engines.tensor_files import first_diverged_tensor
+
+        return "" if self._folder is None else first_diverged_tensor(Path(self._folder.name))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Weights:
         self.fails = fails
 
     def save(self, folder: str | Path) -> None:
-        (Path(folder) / "model.safetensors").write_text("weights")
+        save_file({"w": torch.ones(1)}, Path(folder) / "model.safetensors")
         if self.fails:
             raise self.fails
 
@@ -200,19 +200,19 @@ class Tensors:
             save_file({f"w{at}": torch.tensor([0.5, value])}, Path(folder) / f"model-{at}.safetensors")
 
 
-@pytest.mark.parametrize("last", [float("nan"), float("-inf")])
-def test_a_model_that_has_diverged_takes_no_good_one_s_place(last: float, here: Path) -> None:
+@pytest.mark.parametrize("last", [float("nan"), float("-inf"), 2e19])
+def test_a_model_that_has_diverged_is_not_saved(last: float, here: Path) -> None:
     folder = RunFolder.claim_folder(Path("a"))
-    # Where there is none, it is what is left of the run.
-    assert folder.save({"lost": Tensors(last), "actor": Tensors(2.0)})
-    with pytest.raises(RunError) as failed:
-        folder.save({"actor": Tensors(last)})
-    assert str(failed.value) == (
-        "error[E0831]: `actor` has diverged: w1 has NaN or infinite weights\n"
-        "help: `a/models/actor` stays as it was saved before"
-    )
+    assert folder.save({"actor": Tensors(2.0), "large": Tensors(1e19)})
+    for name, kept in (("actor", "`a/models/actor` stays as it was saved before"), ("lost", "it is not saved")):
+        with pytest.raises(RunError) as failed:
+            folder.save({name: Tensors(last)})
+        assert str(failed.value) == (
+            f"error[E0831]: `{name}` has diverged: w1 has weights that are NaN, infinite, or so large that their squares "
+            f"are\nhelp: {kept}; lower `lr`, or set `clip_norm`"
+        )
     assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 2.0]
-    assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "lost"}
+    assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "large"}
     assert folder.save({"actor": Tensors(3.0)})
     assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 3.0]
 
