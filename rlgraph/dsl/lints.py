@@ -58,6 +58,13 @@ def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tupl
     return [warning for warning in warnings if not waived(warning)]
 
 
+def is_allowed(warning: Diagnostic) -> bool:
+    """Return whether the line of a warning ends in `# allow CODE`, in the text of its program."""
+    lines = warning.span.source.text.splitlines()
+    line = lines[warning.span.line - 1] if 0 < warning.span.line <= len(lines) else ""
+    return warning.code in _ALLOW.findall(line.rpartition("#")[2])
+
+
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
     """Warn of models whose adapters begin with no effect, and stay so."""
     updated = {program.original_model(program.model(name)).name for name in changed_models(program)}
