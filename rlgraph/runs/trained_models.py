@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
+
+from rlgraph.errors.arguments import check_arguments
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.roles import EmbeddedEngine
@@ -128,6 +130,7 @@ class TrainedModel:
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder that `from_pretrained` reads."""
+        check_arguments(folder=folder)
         self.weights.save(Path(folder))
 
     def answer(
@@ -135,14 +138,9 @@ class TrainedModel:
     ) -> list[str]:
         """Return one answer per prompt (a text, or a list of messages); at temperature 0 decoding is greedy.
 
-        Raise TypeError for one prompt in place of several, or one that is neither.
+        Raise UsageMistake for one prompt in place of several, or one that is neither.
         """
-        # A text is a sequence of texts, and would be answered letter by letter.
-        if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in prompts):
-            raise TypeError(f"`answer` takes a list of prompts: `answer([{prompts!r:.60}])`")
-        for prompt in prompts:
-            if not isinstance(prompt, (str, list, tuple)):
-                raise TypeError(f"a prompt is a text or a list of messages, not {prompt!r:.60}")
+        check_arguments(prompts=prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)
         import numpy as np
         import torch
 

@@ -119,7 +119,7 @@ def _near(path: str) -> str:
 
 def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
     """Return every setting as an expression of the language."""
-    if settings is not None and not isinstance(settings, Mapping):
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)):
         message = f"`set` is a dict of names and values, not {settings!r:.60}"
         raise ProgramError(Diagnostic("E0807", message, NO_SPAN, 'as in `set={"lr": 1e-6}`'))
     return {name: _text(name, value) for name, value in (settings or {}).items()}
