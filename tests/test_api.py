@@ -198,6 +198,7 @@ def test_an_option_of_another_kind_is_refused_before_anything_is_written(
 
 WRONG_ARGUMENTS: list[tuple[str, str]] = [
     ("rlgraph.compile(3)", "E0894]: `program` is a path, the name of an algorithm, or the text of a program, not 3"),
+    ("rlgraph.compile('prompts.jsonl')", "E0805]: `prompts.jsonl` is a file of data, not a program"),
     ("rlgraph.compile(None)", "E0894]: `program` is a path"),
     ("rlgraph.compile('tiny.rlf', {3: 3})", "E0807]: `set` is a dict of names and values"),
     ("rlgraph.compile('tiny.rlf', schedule=3)", "E0894]: `schedule` is a path, or the text of a schedule, not 3"),

@@ -120,8 +120,9 @@ def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "huge.rlf").write_bytes(b"#" * 2_000_000)
     (folder / "huge.jsonl").write_bytes(b'{"prompt": "a>"}\n' * 100_000)
     (folder / "score.py").write_text("import re\n")
+    (folder / "few.csv.gz").write_bytes(b"")
     files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
-    files += ["huge.jsonl", "score.py", "none.jsonl"]
+    files += ["huge.jsonl", "few.csv.gz", "score.py", "none.jsonl"]
     assert told(capsys, "check", *files) == (
         1,
         "",
@@ -148,12 +149,15 @@ error[E0805]: `a\\x00b` cannot be read: embedded null byte
 error[E0805]: `huge.jsonl` is a file of data, not a program
 help: run a program with it: `rlgraph run PROGRAM.rlf --data huge.jsonl`
 
+error[E0805]: `few.csv.gz` is a file of data, not a program
+help: run a program with it: `rlgraph run PROGRAM.rlf --data few.csv.gz`
+
 error[E0805]: `score.py` is a file of Python, not a program
 help: run a program with a function of it: `rlgraph run PROGRAM.rlf --reward score.py:NAME`
 
 error[E0805]: there is no file `none.jsonl`
 
-10 files: 10 errors
+11 files: 11 errors
 """,
     )
 
