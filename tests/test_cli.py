@@ -162,6 +162,21 @@ error[E0805]: there is no file `none.jsonl`
     )
 
 
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("prompts=rows.jsonl", '`files("rows.jsonl", batch=16)` for example'),
+        ("actor=Qwen/Qwen2.5-0.5B", """for example: `--set 'actor=causal_lm("Qwen/Qwen2.5-0.5B")'`"""),
+        ("score=rewards.py:score", """for example: `--set 'score=python("rewards.py:score")'`"""),
+    ],
+)
+def test_a_text_alone_where_more_is_needed(
+    setting: str, hint: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = told(capsys, "check", "tiny.rlf", "--set", setting)
+    assert code == 1 and f"help: {hint}\n" in err
+
+
 def test_an_empty_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "empty.rlf").write_text("")
     code, _, err = told(capsys, "check", "empty.rlf")

@@ -103,6 +103,8 @@ class RunFolder:
     @classmethod
     def claim_folder(cls, path: Path, overwrite: bool = False) -> RunFolder:
         """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
+        # A shell leaves `~` as it is behind `--out=` and in quotes, and Python everywhere.
+        path = path.expanduser()
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -166,6 +166,13 @@ class RunOptions:
     track_model: bool = False
     """Whether the trained models are sent, too."""
 
+    def __post_init__(self) -> None:
+        """Read `~` in paths as the user's folder, as programs do."""
+        for name in ("record", "replay", "trace", "resume"):
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, Path(path).expanduser())
+
     @property
     def kept_sample_count(self) -> int:
         """The number of samples of a step that are kept."""

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.jsonlines import with_metrics
+from rlgraph.runs.options import RunOptions
 
 
 class Weights:
@@ -187,6 +188,13 @@ def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         folder.save({"late": Weights(KeyboardInterrupt())})
     assert inside(here / "a/models") == ["good", "good/model.safetensors"]
+
+
+def test_a_folder_of_the_user_s(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a shell leaves as it is behind `--out=`."""
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert RunFolder.claim_folder(Path("~/a")).path == here / "home/a"
+    assert RunOptions(record=Path("~/r")).record == here / "home/r"
 
 
 @dataclass

@@ -23,9 +23,7 @@ def assumed_kept_token_warnings(program: Program, workload: Workload) -> Iterato
     ]
     if workload.kept_tokens is not None:
         if not unbounded:
-            message = (
-                "no `likeliest` or `support=keep` is without `top_k` in a step: `--kept-tokens` tells of nothing"
-            )
+            message = "no `likeliest` or `support=keep` is without `top_k` in a step: `--kept-tokens` tells of nothing"
             yield Diagnostic(UNUSED_OF_STEPS, message, NO_SPAN, "leave it out: `top_k` says how many are kept")
         return
     for node in unbounded:

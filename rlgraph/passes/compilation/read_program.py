@@ -182,8 +182,8 @@ def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
     from rlgraph.dsl.declarations import SET, is_unquoted_text
 
     path, text = diagnostic.span.source.path, diagnostic.span.source.text
-    if diagnostic.code == "E0804":
-        # Quotes do not make a name that there is not.
+    if diagnostic.code in ("E0804", "E0406") or "--set '" in diagnostic.hint:
+        # Quotes do not make a name that there is not, nor a model or data of a text.
         return diagnostic
     if not path.startswith(SET) or not is_unquoted_text(text) or not any(sign in text for sign in "/.~:-"):
         return diagnostic
