@@ -168,6 +168,9 @@ def test_an_answer_is_to_each_prompt_of_a_list(folder: Path) -> None:
     for wrong in ({"prompts": ["a>", 3]}, {"max_tokens": 0}, {"temperature": -1}, {"temperature": "0"}):
         with pytest.raises(rlgraph.ProgramError, match=f"E0894.*`{next(iter(wrong))}` is a"):
             model.answer(**{"prompts": ["a>"], **wrong})
+    for prompt, code in (([{"role": "user", "content": "a>"}], "E0731"), ([3], "E0732"), ("a>" * 99, "E0748")):
+        with pytest.raises(rlgraph.RunError, match=f"{code}.*`actor` cannot answer: "):
+            model.answer([prompt])
 
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -201,6 +204,7 @@ WRONG_ARGUMENTS: list[tuple[str, str]] = [
     ("rlgraph.compile('prompts.jsonl')", "E0805]: `prompts.jsonl` is a file of data, not a program"),
     ("rlgraph.compile(None)", "E0894]: `program` is a path"),
     ("rlgraph.compile('tiny.rlf', {3: 3})", "E0807]: `set` is a dict of names and values"),
+    ("rlgraph.compile('tiny.rlf', {'score': print})", "E0807]: `score` cannot be set to <built-in function print>"),
     ("rlgraph.compile('tiny.rlf', schedule=3)", "E0894]: `schedule` is a path, or the text of a schedule, not 3"),
     ("rlgraph.compile('tiny.rlf', cluster=8)", 'E0894]: `cluster` is a text such as "1x8:h100-80gb", or a cluster'),
     ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', workload={})", "E0894]: `workload` is what `rlgraph.workload"),

@@ -144,9 +144,12 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
-    raise ProgramError(
-        Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text")
-    )
+    hint = "give a number, true or false, a path, or an expression as text"
+    if callable(value):
+        hint = 'a function is named by its file: `python("rewards.py:score")`, as a text'
+    elif isinstance(value, Mapping):
+        hint = 'rows are in a file, `jsonl("rows.jsonl", batch=8)`, or made by a function, `python("tasks.py:rows")`, as a text'
+    raise ProgramError(Diagnostic("E0807", message, NO_SPAN, hint))
 
 
 def parse_settings(settings: Mapping[str, str]) -> dict[str, Expr]:
