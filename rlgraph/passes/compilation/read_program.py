@@ -148,7 +148,7 @@ def _text(name: str, value: object) -> str:
     if callable(value):
         hint = 'a function is named by its file: `python("rewards.py:score")`, as a text'
     elif isinstance(value, Mapping):
-        hint = 'rows are in a file, `jsonl("rows.jsonl", batch=8)`, or made by a function, `python("tasks.py:rows")`, as a text'
+        hint = 'rows are in a file, `jsonl("rows.jsonl")`, or made by a function, `python("tasks.py:rows")`, as a text'
     raise ProgramError(Diagnostic("E0807", message, NO_SPAN, hint))
 
 
