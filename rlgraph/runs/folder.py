@@ -33,6 +33,7 @@ from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
 from rlgraph.runs.plan_picture import PICTURE
+from rlgraph.runs.replaced_run import REPLACED, bring_back, forget, remove_run, set_aside
 from rlgraph.runs.samples import SAMPLES, cut_samples_after
 from rlgraph.runs.trackers.known import TRACKER_FOLDERS
 
@@ -79,6 +80,8 @@ class RunFolder:
         self._beside: dict[str, IO[str]] = {}
         """The files beside the metrics that have lines of every step, by name."""
         self._made = made
+        self._replaces = False
+        """Whether an earlier run is set aside, which comes back if nothing is run."""
 
     @classmethod
     def make_numbered(cls, name: str) -> RunFolder:
@@ -105,20 +108,25 @@ class RunFolder:
         """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
         # A shell leaves `~` as it is behind `--out=` and in quotes, and Python everywhere.
         path = path.expanduser()
-        made = not path.exists()
+        made, replaces = not path.exists(), False
         try:
+            if (path / REPLACED).exists() and not (path / METRICS).exists():
+                bring_back(path, OURS)
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
             if inside and overwrite and METRICS in inside:
                 with (path / METRICS).open("r+", encoding="utf-8") as metrics:
                     _lock(metrics, path)
-                    _remove(path)
+                    set_aside(path, OURS)
+                    replaces = True
             elif inside:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
                 other = ", and has no run that `--overwrite` could replace" if overwrite else ""
                 raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty{other}", NO_SPAN, hint))
-            return cls._claimed(path, made)
+            folder = cls._claimed(path, made)
+            folder._replaces = replaces
+            return folder
         except FileExistsError:
             raise _unusable(path, "another run has just begun in it" if path.is_dir() else "it is a file") from None
         except OSError as error:
@@ -203,6 +211,7 @@ class RunFolder:
     ) -> None:
         """Append the line of a step, that of its trace, those of its samples, and that of its event. Raise RunError if
         the disk is full."""
+        self._forget_replaced()
         try:
             self.recreate_if_missing()
             traced = [] if trace is None else [json.dumps(trace)]
@@ -276,17 +285,29 @@ class RunFolder:
         for file in (self._metrics, *self._beside.values()):
             os.fsync(file.fileno())
 
+    def _forget_replaced(self) -> None:
+        if self._replaces:
+            forget(self.path)
+            self._replaces = False
+
     def close(self) -> None:
         """Close the files."""
+        self._forget_replaced()
         for file in (self._metrics, *self._beside.values()):
             with suppress(OSError):
                 file.close()
 
     def discard_run(self) -> None:
-        """Remove everything that was written, because nothing was run."""
+        """Remove everything that was written, because nothing was run; an earlier run comes back."""
+        if self._replaces:
+            self._replaces = False
+            self.close()
+            with suppress(OSError):
+                bring_back(self.path, OURS)
+            return
         self.close()
         with suppress(OSError):
-            _remove(self.path)
+            remove_run(self.path, OURS)
             if self._made:
                 self.path.rmdir()
             if self.path.parent == DEFAULT_PARENT:
@@ -417,15 +438,6 @@ def replace_folder(draft: Path, final: Path) -> None:
         final.rename(old)
     draft.rename(final)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    for name in OURS:
-        entry = path / name
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 def _unusable(path: Path, why: str) -> UsageMistake:

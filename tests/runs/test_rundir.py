@@ -190,6 +190,23 @@ def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
     assert inside(here / "a/models") == ["good", "good/model.safetensors"]
 
 
+def test_a_run_that_does_nothing_replaces_none(here: Path) -> None:
+    """As one whose data cannot be opened; one that is killed before it does anything replaces none either."""
+    folder, _ = begun("a")
+    folder.save({"actor": Weights()})
+    folder.close()
+    before = inside(here / "a")
+    RunFolder.claim_folder(Path("a"), overwrite=True).discard_run()
+    assert inside(here / "a") == before and lines(here / "a") == [1]
+    killed = RunFolder.claim_folder(Path("a"), overwrite=True)
+    killed._metrics.close()
+    RunFolder.claim_folder(Path("a"), overwrite=True).discard_run()
+    assert inside(here / "a") == before
+    again = RunFolder.claim_folder(Path("a"), overwrite=True)
+    again.append_step({"step": 7})
+    assert inside(here / "a") == ["metrics.jsonl"] and lines(here / "a") == [7]
+
+
 def test_a_folder_of_the_user_s(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a shell leaves as it is behind `--out=`."""
     monkeypatch.setenv("HOME", str(here / "home"))
