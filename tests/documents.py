@@ -371,7 +371,9 @@ def _kind(opt) -> str:  # type: ignore[no-untyped-def]
         "any": "constant",
     }.get(opt.type, opt.type)
     if opt.low is not None and opt.high is not None:
-        return f"{name}, {opt.low:g} to {opt.high:g}"
+        return f"{name}, {opt.low:g} to {'below ' if opt.high in opt.excluded else ''}{opt.high:g}"
+    if opt.low is not None and opt.low in opt.excluded:
+        return f"{name}, above {opt.low:g}"
     return f"{name}, at least {opt.low:g}" if opt.low else name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -18,6 +19,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
+from rlgraph.errors.arguments import check_arguments, known_arguments
 from rlgraph.runs.events import EventReader, WorkDone, WorkStarted
 from tests.interrupting import ctrl_c
 
@@ -161,10 +163,14 @@ def test_an_answer_is_to_each_prompt_of_a_list(folder: Path) -> None:
     assert len(model.answer(("a>", "b>"), max_tokens=2)) == 2
     # A text is a sequence of letters, and a conversation one of messages.
     for one in ("a>", [{"role": "user", "content": "a>"}]):
-        with pytest.raises(TypeError, match=r"`answer` takes a list of prompts: `answer\(\["):
+        with pytest.raises(rlgraph.ProgramError, match="E0894.*`prompts` is a list of prompts, each a text or"):
             model.answer(one)
-    with pytest.raises(TypeError, match="a prompt is a text or a list of messages, not 3"):
-        model.answer(["a>", 3])
+    for wrong in ({"prompts": ["a>", 3]}, {"max_tokens": 0}, {"temperature": -1}, {"temperature": "0"}):
+        with pytest.raises(rlgraph.ProgramError, match=f"E0894.*`{next(iter(wrong))}` is a"):
+            model.answer(**{"prompts": ["a>"], **wrong})
+    for prompt, code in (([{"role": "user", "content": "a>"}], "E0731"), ([3], "E0732"), ("a>" * 99, "E0748")):
+        with pytest.raises(rlgraph.RunError, match=f"{code}.*`actor` cannot answer: "):
+            model.answer([prompt])
 
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -193,6 +199,55 @@ def test_an_option_of_another_kind_is_refused_before_anything_is_written(
     assert not (folder / "made").exists()
 
 
+WRONG_ARGUMENTS: list[tuple[str, str]] = [
+    ("rlgraph.compile(3)", "E0894]: `program` is a path, the name of an algorithm, or the text of a program, not 3"),
+    ("rlgraph.compile('prompts.jsonl')", "E0805]: `prompts.jsonl` is a file of data, not a program"),
+    ("rlgraph.compile(None)", "E0894]: `program` is a path"),
+    ("rlgraph.compile('tiny.rlf', {3: 3})", "E0807]: `set` is a dict of names and values"),
+    ("rlgraph.compile('tiny.rlf', {'score': print})", "E0807]: `score` cannot be set to <built-in function print>"),
+    ("rlgraph.compile('tiny.rlf', schedule=3)", "E0894]: `schedule` is a path, or the text of a schedule, not 3"),
+    ("rlgraph.compile('tiny.rlf', cluster=8)", 'E0894]: `cluster` is a text such as "1x8:h100-80gb", or a cluster'),
+    ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', workload={})", "E0894]: `workload` is what `rlgraph.workload"),
+    ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', offload='no')", "E0894]: `offload` is True or False, not 'no'"),
+    ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', search_gap='x')", "E0894]: `search_gap` is a share from 0 to 1"),
+    ("rlgraph.compile('tiny.rlf', minimize='cost')", "E0895]: `minimize` is for the search for a plan"),
+    ("rlgraph.compile('tiny.rlf', workload=rlgraph.workload(3))", "E0895]: `workload` is for the search"),
+    ("rlgraph.load_plan(3)", "E0894]: `path` is a path, not 3"),
+    ("rlgraph.functions(3)", "E0894]: `program` is a path"),
+    ("rlgraph.workload([3])", "E0894]: `prompt_tokens` is a number of tokens, or a text"),
+    ("rlgraph.workload(kept=2)", "E0894]: `kept` is a share above 0, up to 1, not 2"),
+    ("rlgraph.simulate('tiny.rlf')", "E0894]: `compiled` is what `rlgraph.compile(...)` returns, not 'tiny.rlf'"),
+    ("rlgraph.simulate(tiny, 8)", "E0894]: `cluster` is a text"),
+    ("rlgraph.check_trace(3)", "E0894]: `folder` is a path, not 3"),
+    ("tiny.explain()", "E0895]: without a cluster no plan is chosen"),
+    ("tiny.what_if(3)", "E0894]: `sweep` is a text"),
+    ("tiny.plan_json(3)", "E0894]: `beside` is a path"),
+    ("tiny.to_svg(picture='data')", 'E0894]: `picture` is "dataflow" or "plan" or "pipelines", not \'data\''),
+    ("tiny.to_dot('pipelines')", "E0894]: `picture` is of a graph here"),
+    ("tiny.to_png('no/x.png')", "E0963]: the picture `no/x.png` cannot be written: no such file"),
+    ("tiny.run(out=3)", "E0894]: `out` is a path, not 3"),
+    ("tiny.run(track=3)", "E0894]: `track` is the name of a tracker, or a list of such, not 3"),
+    ("tiny.run(progress='no')", "E0894]: `progress` is True or False, not 'no'"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_ARGUMENTS, ids=[call for call, _ in WRONG_ARGUMENTS])
+def test_an_argument_of_another_kind_is_told_of(call: str, message: str) -> None:
+    with pytest.raises(rlgraph.ProgramError) as wrong:
+        eval(call, {"rlgraph": rlgraph, "tiny": rlgraph.compile("tiny.rlf")})
+    assert str(wrong.value).startswith(f"error[{message}")
+
+
+def test_whatever_is_given_for_an_argument_nothing_else_is_raised() -> None:
+    """The kinds are tests of any value; no argument is a dict."""
+    for name in known_arguments():
+        for value in (3, -1, 1.5, "x", b"x", [3], object(), float("nan"), True, torch.zeros(2), Path("x")):
+            with contextlib.suppress(rlgraph.ProgramError):
+                check_arguments(**{name: value})
+        with pytest.raises(rlgraph.ProgramError, match=f"`{name}` is "):
+            check_arguments(**{name: {"a": 3}})
+
+
 def test_a_run_in_a_folder_with_content_does_not_begin(folder: Path) -> None:
     with pytest.raises(rlgraph.ProgramError, match="E0810"):
         rlgraph.compile("tiny.rlf").run(1, out=folder, progress=False)
@@ -210,6 +265,15 @@ def test_a_failure_saves_what_was_trained(folder: Path) -> None:
     with pytest.raises(rlgraph.RunError, match="the judge is asleep"):
         rlgraph.compile("tiny.rlf").run(9, out="here", progress=False)
     assert (folder / "here/models/actor/config.json").exists()
+
+
+def test_a_model_that_has_diverged_is_no_result(folder: Path) -> None:
+    for debug in (False, True):
+        program = rlgraph.compile("tiny.rlf", set={"lr": "1e30"})
+        with pytest.raises(
+            rlgraph.RunError, match=r"E0831.*`actor` has diverged: .* has weights that are NaN, infinite"
+        ):
+            program.run(1, progress=False, threads=1, debug=debug, backend="ray" if debug else "local")
 
 
 class Signals(EventReader):

@@ -120,8 +120,9 @@ def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "huge.rlf").write_bytes(b"#" * 2_000_000)
     (folder / "huge.jsonl").write_bytes(b'{"prompt": "a>"}\n' * 100_000)
     (folder / "score.py").write_text("import re\n")
+    (folder / "few.csv.gz").write_bytes(b"")
     files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
-    files += ["huge.jsonl", "score.py", "none.jsonl"]
+    files += ["huge.jsonl", "few.csv.gz", "score.py", "none.jsonl"]
     assert told(capsys, "check", *files) == (
         1,
         "",
@@ -148,14 +149,32 @@ error[E0805]: `a\\x00b` cannot be read: embedded null byte
 error[E0805]: `huge.jsonl` is a file of data, not a program
 help: run a program with it: `rlgraph run PROGRAM.rlf --data huge.jsonl`
 
+error[E0805]: `few.csv.gz` is a file of data, not a program
+help: run a program with it: `rlgraph run PROGRAM.rlf --data few.csv.gz`
+
 error[E0805]: `score.py` is a file of Python, not a program
 help: run a program with a function of it: `rlgraph run PROGRAM.rlf --reward score.py:NAME`
 
 error[E0805]: there is no file `none.jsonl`
 
-10 files: 10 errors
+11 files: 11 errors
 """,
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("prompts=rows.jsonl", '`files("rows.jsonl", batch=16)` for example'),
+        ("actor=Qwen/Qwen2.5-0.5B", """for example: `--set 'actor=causal_lm("Qwen/Qwen2.5-0.5B")'`"""),
+        ("score=rewards.py:score", """for example: `--set 'score=python("rewards.py:score")'`"""),
+    ],
+)
+def test_a_text_alone_where_more_is_needed(
+    setting: str, hint: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = told(capsys, "check", "tiny.rlf", "--set", setting)
+    assert code == 1 and f"help: {hint}\n" in err
 
 
 def test_an_empty_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

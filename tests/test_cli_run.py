@@ -42,6 +42,13 @@ def test_the_ranges_of_options_are_those_of_python() -> None:
     assert {name: ranges.get(name) for name in known} == {**known, "steps": 1}
 
 
+def test_a_model_that_has_diverged_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = told(capsys, "run", "tiny.rlf", "--steps", "1", "--threads", "1", "--set", "lr=1e30", "--out", "a")
+    assert code and err.count("error[E0831]: `actor` has diverged") == 1
+    assert "help: it is not saved; lower `lr`" in err and "saved a/" not in err
+    assert not list((folder / "a/models").iterdir()) and (folder / "a/metrics.jsonl").read_text()
+
+
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = told(capsys, "run", "tiny.rlf", "--steps", "2", "--threads", "1")
     *lines, wrote, saved = err.splitlines()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlgraph.errors import Diagnostic, ProgramError, sorted_diagnostics
+from rlgraph.errors.arguments import check_arguments, no_cluster_error
 from rlgraph.passes.compilation.absent_model_files import absent_model_warnings
 from rlgraph.passes.compilation.read_program import (
     Setting,
@@ -54,6 +55,7 @@ def check(
     from rlgraph.dsl.check import check as check_program
 
     try:
+        check_arguments(program=program, name=name, programs=programs)
         opened = open_program(program, name)
         texts = settings_as_text(set)
         if opened.source.path.endswith(".rls"):
@@ -112,6 +114,22 @@ def compile(
     from rlgraph.api.compiled import Compiled
     from rlgraph.passes.compilation.compile import check_program, compile_program
 
+    check_arguments(program=program, name=name, schedule=schedule, cluster=cluster, workload=workload)
+    check_arguments(calibration=calibration, offload=offload, fuse=fuse, stream=stream)
+    check_arguments(search_seconds=search_seconds, search_gap=search_gap)
+    if cluster is None:
+        given = {
+            "workload": workload is not None,
+            "calibration": calibration is not None,
+            "minimize": minimize != "time",
+            "offload": not offload,
+            "fuse": not fuse,
+            "stream": not stream,
+            "search_seconds": search_seconds is not None,
+            "search_gap": search_gap is not None,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise no_cluster_error(f"`{option}` is for the search for a plan, and there is no cluster to search on")
     opened, texts = open_program(program, name), settings_as_text(set)
     unplanned = check_program(opened, texts, schedule)
     calibrated = goal = None
@@ -135,6 +153,7 @@ def load_plan(path: str | Path) -> Compiled:
     from rlgraph.api.compiled import Compiled
     from rlgraph.runs.planfiles.file import load_plan
 
+    check_arguments(path=path)
     return Compiled.of(load_plan(path))
 
 
@@ -147,6 +166,7 @@ def functions(program: str | Path = "std", set: Mapping[str, Setting] | None = N
     """
     from rlgraph.api.namespace import make_namespace
 
+    check_arguments(program=program)
     if program == "std":
         return make_namespace("std", None, {})
     opened = open_program(program)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 from rlgraph.api.summary import summary_text
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
+from rlgraph.errors.arguments import check_arguments, wrong_argument
+from rlgraph.files import failure_reason
 from rlgraph.ir.graph import Graph
 from rlgraph.ir.text.plain_data import to_plain_data
 from rlgraph.passes.compilation.compilation import Compilation
@@ -51,6 +54,7 @@ class Compiled(Compilation):
         """
         from rlgraph.explain.explain import explain
 
+        check_arguments(search_seconds=search_seconds)
         return explain(self, search_seconds)
 
     def what_if(self, sweep: str, search_seconds: float | None = None) -> Sweep:
@@ -60,6 +64,7 @@ class Compiled(Compilation):
         """
         from rlgraph.explain.whatif import what_if
 
+        check_arguments(sweep=sweep, search_seconds=search_seconds)
         return what_if(self, sweep, search_seconds)
 
     def plan_json(self, beside: str | Path = ".") -> str:
@@ -69,6 +74,7 @@ class Compiled(Compilation):
         """
         from rlgraph.runs.planfiles.file import plan_document
 
+        check_arguments(beside=beside)
         return plan_document(self, Path(beside))
 
     def transfers(self) -> str:
@@ -99,12 +105,13 @@ class Compiled(Compilation):
         """Return a picture as Graphviz text.
 
         `picture` is the dataflow or the plan; if not given, the plan where there is a cluster, a schedule or a plan
-        file. Raise ValueError for pipelines, whose picture is no graph.
+        file. Raise UsageMistake for pipelines, whose picture is no graph.
         """
         from rlgraph.viz import dot, lanes_dot
 
+        check_arguments(picture=picture)
         if picture == "pipelines":
-            raise ValueError("a picture of pipelines is no graph, and has no DOT text: take `to_svg`")
+            raise wrong_argument("picture", "of a graph here: pipelines have no DOT text", picture)
         return dot.to_dot(self.program) if self._kind(picture) == "dataflow" else lanes_dot.to_dot(self.lanes())
 
     def to_svg(self, prefix: str = "", picture: Picture | None = None, *, embed: bool = True) -> str:
@@ -117,6 +124,7 @@ class Compiled(Compilation):
         from rlgraph.viz import lanes_svg, svg
         from rlgraph.viz.svg_elements import with_fonts
 
+        check_arguments(prefix=prefix, picture=picture, embed=embed)
         if picture == "pipelines":
             drawn = self._pipelines(prefix, True)
             return with_fonts(drawn) if embed else drawn
@@ -133,7 +141,12 @@ class Compiled(Compilation):
         """Return a picture as PNG, and write it to `path` if that is given; `picture` is as for `to_svg`."""
         from rlgraph.viz.png import svg_to_png
 
-        return svg_to_png(self.to_svg(picture=picture, embed=False), path=path)
+        check_arguments(path=path)
+        try:
+            return svg_to_png(self.to_svg(picture=picture, embed=False), path=path)
+        except OSError as error:
+            message = f"the picture `{path}` cannot be written: {failure_reason(error)}"
+            raise UsageMistake(Diagnostic("E0963", message, NO_SPAN, "give another path")) from None
 
     def to_html(self, picture: Picture | None = None) -> str:
         """Return one self-contained page with the picture after every pass, that of the plan, those of its step by time
@@ -144,6 +157,7 @@ class Compiled(Compilation):
         from rlgraph.explain.time_plan import predicted_step, time_plan
         from rlgraph.viz.html import to_html
 
+        check_arguments(picture=picture)
         kind = self._kind(picture)
         plan = self.lanes() if self.planned or kind == "plan" else None
         charts = self._pipelines("s-", kind == "pipelines") if self.planned or kind == "pipelines" else ""
@@ -158,6 +172,7 @@ class Compiled(Compilation):
 
     def show(self, picture: Picture | None = None) -> None:
         """Show the picture in a notebook, and print the graph as text elsewhere; `picture` is as for `to_svg`."""
+        check_arguments(picture=picture)
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             sys.modules["IPython"].display.display(self._shown(picture), raw=True)
         else:
@@ -260,6 +275,9 @@ class Compiled(Compilation):
         """
         from rlgraph.runs.run import run
 
+        check_arguments(out=out, overwrite=overwrite, backend=backend, address=address, debug=debug, record=record)
+        check_arguments(replay=replay, trace=trace, keep_best=keep_best, track=track, track_model=track_model)
+        check_arguments(resume=resume, changed=changed, progress=progress)
         paths = (record, replay, trace, resume)
         record, replay, trace, resume = (None if path is None else Path(path) for path in paths)
         options = RunOptions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rlgraph.errors.arguments import check_arguments
 from rlgraph.passes.compilation import target
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.profiles.lengths import fit_lengths, read_fitted_lengths
@@ -40,6 +41,9 @@ def workload(
     - `kept_tokens`: tokens that `likeliest` and `support=keep` keep in the mean place where no `top_k` bounds them; 64
       if not given.
     """
+    check_arguments(prompt_tokens=prompt_tokens, response_tokens=response_tokens, kept=kept, lengths=lengths)
+    check_arguments(foresight=foresight, alike=alike, turns=turns, environment_seconds=environment_seconds)
+    check_arguments(observation_tokens=observation_tokens, kept_tokens=kept_tokens)
     described = target.parse_workload(
         _text(prompt_tokens),
         _text(response_tokens),

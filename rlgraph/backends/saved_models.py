@@ -71,12 +71,16 @@ class PendingSave(Protocol):
         ...
 
 
+DIVERGED = "weights that are NaN, infinite, or so large that their squares are"
+"""What no model computes with."""
+
+
 class HalfUpdatedModel(Exception):
     """A model cannot be saved, because a step has begun to change it."""
 
 
 class NonFiniteWeights(ValueError):
-    """Weights are NaN or infinite; the message is the name of the first such tensor."""
+    """Weights are `DIVERGED`; the message is the name of the first such tensor."""
 
 
 def damaged_checkpoint_error(checkpoint: Path, why: Exception) -> UsageMistake:

@@ -140,10 +140,12 @@ def compile_(
         raise click.UsageError("a picture of pipelines is no graph: take .html, .svg or .png, not .dot")
     searched = search_seconds is not None or search_gap is not None
     search_options = (explained, what_if, calibration, searched, no_fuse, no_stream, no_offload, minimize != "time")
-    if cluster is None and any(search_options):
+    told = turns, environment_seconds, observation_tokens, kept_tokens
+    has_lengths = (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0) or any(told)
+    if cluster is None and (any(search_options) or has_lengths):
         raise click.UsageError(
             "`--explain`, `--what-if`, `--calibration`, `--search-seconds`, `--search-gap`, `--minimize`, `--no-fuse`, "
-            "`--no-stream` and `--no-offload` go with `--cluster`"
+            "`--no-stream`, `--no-offload` and what is told of rows (`--prompt-tokens`, `--kept`) go with `--cluster`"
         )
     if out is None and emitted and (len(set(emitted)) > 1 or after or form == "json"):
         raise click.UsageError("say with -o DIR where the files go: only one form alone can go to stdout")
@@ -151,8 +153,7 @@ def compile_(
     with reporting_errors(form):
         schedule = schedules[0] if schedules else None
         rows = None
-        told = turns, environment_seconds, observation_tokens, kept_tokens
-        if (prompt_tokens, response_tokens, lengths, kept) != (None, None, None, 1.0) or any(told):
+        if has_lengths:
             # Imported late: it loads the cost model, which compiling without a search does not need.
             from rlgraph.api.target import workload
 
@@ -188,8 +189,8 @@ def compile_(
             )
         )
         show_diagnostics(compiled.diagnostics, form)
-        reports: list[Explanation | Sweep] = [compiled.explain(ends - monotonic())] if explained else []
-        reports += [compiled.what_if(what_if, ends - monotonic())] if what_if else []
+        reports: list[Explanation | Sweep] = [compiled.explain(max(0.0, ends - monotonic()))] if explained else []
+        reports += [compiled.what_if(what_if, max(0.0, ends - monotonic()))] if what_if else []
     for name in after:
         try:
             echo_text(compiled.text(name), nl=False)

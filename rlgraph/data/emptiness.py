@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlgraph.data.base import NO_ROWS
+from rlgraph.data.listing import PACKED
 from rlgraph.data.sources import RUN_CODE, open_source, source_files
 from rlgraph.data.tables import parquet_has_rows
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError
@@ -45,7 +46,7 @@ def _looks_empty(path: Path) -> bool:
         return True
     if ending == ".parquet":
         return not parquet_has_rows(path)
-    if ending in (".gz", ".zst", ".bz2", ".xz"):
+    if ending in PACKED:
         return size <= _PACKED_BYTES
     if size > _LARGEST_BYTES or ending in (".arrow", ".txt"):
         return False

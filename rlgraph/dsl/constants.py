@@ -129,6 +129,10 @@ def evaluate_record(
     constant = ConstructorCall(
         signature.name, tuple(args.values()), tuple(options.items()), call.span, tuple(spans.items())
     )
+    steps, warmup = options.get("steps"), options.get("warmup")
+    if signature.name in RATES and isinstance(steps, int) and isinstance(warmup, int) and warmup > steps:
+        message = f"`{signature.name}` ends after `steps={steps}` updates, and rises for {warmup}"
+        raise reporter.statement_error("E0403", message, spans["warmup"], "`steps` counts those of `warmup`, too")
     check_constant_size(reporter, constant, call.span)
     return constant
 
@@ -212,15 +216,8 @@ def evaluate_option(
         raise reporter.statement_error("E0403", f"{where} is {_TYPES[opt.type]}, not {_show(value)}", expr.span, about)
     if opt.type in ("float", "rate", "outcome") and isinstance(value, int):
         value = float(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if opt.low is not None and value < opt.low:
-            raise reporter.statement_error(
-                "E0403", f"{where} is at least {opt.low:g}, not {_show(value)}", expr.span, about
-            )
-        if opt.high is not None and value > opt.high:
-            raise reporter.statement_error(
-                "E0403", f"{where} is at most {opt.high:g}, not {_show(value)}", expr.span, about
-            )
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and (bound := opt.missed_bound(value)):
+        raise reporter.statement_error("E0403", f"{where} is {bound}, not {_show(value)}", expr.span, about)
     return value
 
 

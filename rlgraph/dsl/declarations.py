@@ -93,6 +93,10 @@ SET = "--set "
 """The beginning of the path of an expression that comes from the command line."""
 
 
+_OF_A_TEXT = {"model": 'causal_lm("{}")', "data": 'files("{}", batch=16)', "func": 'python("{}")'}
+"""What is likely meant by a text alone, by the word of the declaration."""
+
+
 def is_unquoted_text(text: str) -> bool:
     """Return whether this could be a text whose quotes the shell took away: `Qwen/Qwen2.5-7B`."""
     return any(sign.isalpha() for sign in text) and not any(sign in text for sign in "\"'()[],\n")
@@ -107,9 +111,9 @@ def _bare_text(context: Context, item: tree.Declaration | tree.State, changed: t
     if _takes_text(item) and not any(name.id in context.scope for name in names_in((changed,))):
         return tree.String(source.text, changed.span)
     if isinstance(changed, tree.String):
-        model = isinstance(item, tree.Declaration) and item.kind == "model"
-        value = f'causal_lm("{source.text}")' if model else f'"{source.text}"'
-        hint = f"{'load one' if model else 'a text has quotes of its own'}: `--set '{item.name}={value}'`"
+        made = _OF_A_TEXT.get(item.kind) if isinstance(item, tree.Declaration) else None
+        value = (made or '"{}"').format(source.text)
+        hint = f"{'for example' if made else 'a text has quotes of its own'}: `--set '{item.name}={value}'`"
         raise context.statement_error("E0101", f"`{source.text}` is no expression", changed.span, hint)
     return changed
 
@@ -132,7 +136,13 @@ def _meaning(context: Context, item: tree.Declaration) -> Meaning:
         return ModelName(_model(context, item))
     if not isinstance(item.value, tree.Call) or not isinstance(item.value.func, tree.Name):
         forms = ", ".join(f"`{name}(...)`" for name in OUTSIDE[item.kind])
-        raise context.statement_error("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span)
+        source, hint = item.value.span.source, ""
+        text = item.value.value if isinstance(item.value, tree.String) else ""
+        if not text and source.path.startswith(SET) and is_unquoted_text(source.text):
+            text = source.text
+        if text and item.kind in _OF_A_TEXT:
+            hint = f"`{_OF_A_TEXT[item.kind].format(text)}` for example"
+        raise context.statement_error("E0406", f"`{item.kind} {item.name}` needs one of {forms}", item.value.span, hint)
     what = {"data": "data source", "func": "function", "env": "environment", "buffer": "buffer"}[item.kind]
     record = _record(context, item.kind, item.value, what)
     options = [option.name for option in OUTSIDE[item.kind][record.name].options]
@@ -246,14 +256,6 @@ def _check_lora(context: Context, record: ConstructorCall, call: tree.Call) -> N
         return
     place = next(option.value for option in call.options if option.name == "lora")
     given = {option.name: option.value.span for option in place.options} if isinstance(place, tree.Call) else {}
-    if lora.option("alpha") == 0:
-        hint = "twice the rank is usual: `alpha=64` for `rank=32`"
-        raise context.statement_error(
-            "E0403",
-            "`alpha` of `lora` is above 0: adapters are scaled by alpha / rank",
-            given.get("alpha", place.span),
-            hint,
-        )
     if lora.option("targets") in ((), ""):
         hint = 'name layers, `["q_proj", "v_proj"]`, or leave it out: all of them'
         raise context.statement_error(

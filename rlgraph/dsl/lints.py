@@ -10,7 +10,18 @@ from rlgraph.dsl.loss_warnings import loss_warnings
 from rlgraph.dsl.offpolicy import off_policy_warnings
 from rlgraph.dsl.truncated_sampling import truncated_sampling_warnings
 from rlgraph.errors import Diagnostic, Related
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in, program_axes, used_names
+from rlgraph.ir.graph import (
+    Apply,
+    ConstructorCall,
+    Expr,
+    Graph,
+    Node,
+    Program,
+    Ref,
+    operations_in,
+    program_axes,
+    used_names,
+)
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.nodes import inputs_chosen_from, sliced_axes, unit_seen_by_node, user_code_of
@@ -25,7 +36,9 @@ def lint(program: Program) -> list[Diagnostic]:
     axis_by_key = program_axes(program)
     warnings = [*_idle_adapters(program)]
     for phase in program.phases:
+        warnings += _still_updates(phase.graph)
         warnings += _groups_of_one(phase.graph)
+        warnings += _equal_samples(phase.graph)
         warnings += _broken_groups(phase.graph, axis_by_key)
         warnings += _short_groups(phase.graph)
         warnings += _real_keys(phase.graph)
@@ -45,6 +58,13 @@ def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tupl
     return [warning for warning in warnings if not waived(warning)]
 
 
+def is_allowed(warning: Diagnostic) -> bool:
+    """Return whether the line of a warning ends in `# allow CODE`, in the text of its program."""
+    lines = warning.span.source.text.splitlines()
+    line = lines[warning.span.line - 1] if 0 < warning.span.line <= len(lines) else ""
+    return warning.code in _ALLOW.findall(line.rpartition("#")[2])
+
+
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
     """Warn of models whose adapters begin with no effect, and stay so."""
     updated = {program.original_model(program.model(name)).name for name in changed_models(program)}
@@ -54,6 +74,18 @@ def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "W0509", message, model.span, f"train it: `train {model.name}(lr=...)`, or leave `lora=` out"
             )
+
+
+def _still_updates(graph: Graph) -> Iterator[Diagnostic]:
+    """Warn of updates that leave all weights as they are."""
+    for node in graph.walk():
+        rate = node.attr("lr") if NODES[node.op].trains else None
+        rates = [rate.args[0], rate.option("final", 0.0)] if isinstance(rate, ConstructorCall) else [rate]
+        if rates[0] is not None and not any(rates):
+            yield Diagnostic("W0516", "at `lr=0` this trains nothing: all weights stay as they are", node.span)
+        if node.op == "update" and node.attr("ema") == 1:
+            message = "with `ema=1` all of the old weights stays, and this updates nothing"
+            yield Diagnostic("W0516", message, node.span, "`ema=0.99` takes a hundredth of the new ones each time")
 
 
 # Groups
@@ -73,6 +105,17 @@ def _groups_of_one(graph: Graph) -> Iterator[Diagnostic]:
                     reduction.span,
                     f"sample more rows for each `{source.name}` with `n=`, or group by an outer table",
                 )
+
+
+def _equal_samples(graph: Graph) -> Iterator[Diagnostic]:
+    for node in graph.walk():
+        if node.op == "generate" and node.attr("n") > 1 and node.attr("temperature") == 0:
+            yield Diagnostic(
+                "W0504",
+                f"at `temperature=0` the {node.attr('n')} samples for a prompt are all the same",
+                node.span,
+                "sample at `temperature=1.0`, or one for each: `n=1`",
+            )
 
 
 def _broken_groups(graph: Graph, axis_by_key: Mapping[str, Axis]) -> Iterator[Diagnostic]:

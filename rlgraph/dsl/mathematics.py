@@ -100,10 +100,8 @@ def builtin_expr(context: Context, expr: tree.Call, name: str) -> Expr | Optiona
             "E0405", f"`{name}` takes {count_phrase(op.args, 'value')}, not {len(expr.args)}", expr.span
         )
     args, given = evaluate_optionals(context, expr.args)
-    if name == "clip" and _known_number(args[1], -math.inf) > _known_number(args[2], math.inf):
-        low, high = (arg.span.covered_text for arg in expr.args[1:])
-        message = f"`clip` holds a value between a lower and a higher one, and {low} is more than {high}"
-        raise context.statement_error("E0403", message, expr.args[1].span, f"`clip(x, {high}, {low})`")
+    if name == "clip":
+        _check_clip_range(context, expr, args)
     if op.kind == "scan" and (args[0].type.axis is None or not args[0].type.axis.inner):
         raise context.statement_error(
             "E0306", f"`{name}` runs along tokens or turns, and this is {args[0].type}", expr.args[0].span
@@ -298,11 +296,34 @@ def _check_whole_number(context: Context, value: Expr, syntax: tree.Expr, name: 
         raise context.statement_error("E0854", message, syntax.span, hint)
 
 
+def _check_clip_range(context: Context, expr: tree.Call, args: Sequence[Expr]) -> None:
+    """Report a range that ends below where it begins, where both ends are known."""
+    bounds = _known_number(args[1], -math.inf), _known_number(args[2], math.inf)
+    if bounds[0] <= bounds[1]:
+        return
+    texts = [arg.span.covered_text for arg in expr.args[1:]]
+    computed = [isinstance(arg, Apply) and arg.op != "neg" for arg in args[1:]]
+    low, high = (
+        f"{text} = {bound:g}" if more else text for text, more, bound in zip(texts, computed, bounds, strict=True)
+    )
+    message = f"`clip` holds a value between a lower and a higher one, and {low} is more than {high}"
+    hint = "is what is taken away and added below 0?" if any(computed) else f"`clip(x, {texts[1]}, {texts[0]})`"
+    raise context.statement_error("E0403", message, expr.args[1].span, hint)
+
+
 def _known_number(value: Expr, otherwise: float) -> float:
-    """Return a number that is written in the program, with or without a sign; else `otherwise`."""
-    if isinstance(value, Apply) and value.op == "neg" and isinstance(value.args[0], Const):
-        return -_known_number(value.args[0], -otherwise)
-    return value.value if isinstance(value, Const) and not isinstance(value.value, str) else otherwise
+    """Return a number that is written in the program, or computed from such; else `otherwise`."""
+    if isinstance(value, Const) and not isinstance(value.value, str):
+        return value.value
+    python = TENSOR[value.op].python if isinstance(value, Apply) else None
+    if python is None:
+        return otherwise
+    assert isinstance(value, Apply)
+    args = [_known_number(arg, math.nan) for arg in value.args]
+    try:
+        return otherwise if any(map(math.isnan, args)) else float(python(*map(float, args)))
+    except (ArithmeticError, TypeError, ValueError):
+        return otherwise
 
 
 def _reduced_axis(context: Context, expr: tree.Expr, source: Axis, name: str) -> Axis | None:

@@ -164,7 +164,14 @@ CONSTRUCTORS = signature_table(
         "lora",
         options=(
             Attribute("rank", "int", REQUIRED, 1, None, "of each adapter"),
-            Attribute("alpha", "float", None, 0.0, None, "what they add is scaled by alpha / rank; if not said, by 1"),
+            Attribute(
+                "alpha",
+                "float",
+                None,
+                0.0,
+                doc="what they add is scaled by alpha / rank; if not said, by 1; twice the rank is usual",
+                excluded=(0.0,),
+            ),
             Attribute(
                 "targets", "texts", "all-linear", doc="names of layers; `all-linear`: all linear ones but the output"
             ),

@@ -22,6 +22,7 @@ from rlgraph.catalog.clusters.cluster import Cluster
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, count_phrase
+from rlgraph.errors.arguments import check_arguments
 from rlgraph.explain.pipelines import roles_by_model
 from rlgraph.explain.simulation import Simulation
 from rlgraph.ir.plan import Plan, Pool
@@ -59,6 +60,7 @@ def simulate(
     - `calibration`: measured constants, and rates of a device.
     - `seed`: which rows are long, and which are kept.
     """
+    check_arguments(compiled=compiled, cluster=cluster, steps=steps, workload=workload, seed=seed)
     workload = workload or assumed_workload(compiled)
     _check(steps, workload)
     plan = _laid_out(compiled.plan)

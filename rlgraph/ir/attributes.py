@@ -61,6 +61,8 @@ class Attribute:
     """The names that a word or text may be; they are listed as its doc where it has none."""
     counts: str = ""
     """What is counted, where it says how often the body of a loop runs."""
+    excluded: tuple[float, ...] = ()
+    """The ends of its range that it cannot be itself."""
 
     @property
     def summary(self) -> str:
@@ -85,10 +87,17 @@ class Attribute:
             return f"`{self.name}` is {self.choices_text}, not {value!r}"
         if self.type == "axis" and value not in axes:
             return f"`{self.name}` is an axis, and no axis is called {value!r}"
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            low, high = self.low, self.high
-            if (low is not None and value < low) or (high is not None and value > high):
-                return f"`{self.name}` is {value!r}, which is not in [{low}, {high}]"
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and (bound := self.missed_bound(value)):
+            return f"`{self.name}` is {bound}, not {value!r}"
+        return ""
+
+    def missed_bound(self, value: float) -> str:
+        """Return the end of the range that a number is not within, such as `at least 1`, or an empty text."""
+        low, high = self.low, self.high
+        if low is not None and (value < low or (value == low and low in self.excluded)):
+            return f"{'above' if low in self.excluded else 'at least'} {low:g}"
+        if high is not None and (value > high or (value == high and high in self.excluded)):
+            return f"{'below' if high in self.excluded else 'at most'} {high:g}"
         return ""
 
 

@@ -37,9 +37,10 @@ ADAMW = OptimizerSpec(
     2,
     (
         Attribute("weight_decay", "float", 0.0, 0.0, None, "of AdamW"),
-        Attribute("beta1", "float", 0.9, 0.0, 1.0, "of AdamW"),
-        Attribute("beta2", "float", 0.999, 0.0, 1.0, "of AdamW"),
-        Attribute("eps", "float", 1e-8, 0.0, None, "of AdamW"),
+        # It divides by 1 - beta, and by eps where a weight has had no gradient yet.
+        Attribute("beta1", "float", 0.9, 0.0, 1.0, "of AdamW", excluded=(1.0,)),
+        Attribute("beta2", "float", 0.999, 0.0, 1.0, "of AdamW", excluded=(1.0,)),
+        Attribute("eps", "float", 1e-8, 0.0, None, "of AdamW", excluded=(0.0,)),
     ),
 )
 """AdamW, arXiv 1711.05101."""

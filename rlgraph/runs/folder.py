@@ -26,12 +26,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from rlgraph.backends.saved_models import DIVERGED
 from rlgraph.catalog.models.adapters import update_adapter_base_path
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
 from rlgraph.runs.plan_picture import PICTURE
+from rlgraph.runs.replaced_run import REPLACED, bring_back, forget, remove_run, set_aside
 from rlgraph.runs.samples import SAMPLES, cut_samples_after
 from rlgraph.runs.trackers.known import TRACKER_FOLDERS
 
@@ -78,6 +80,8 @@ class RunFolder:
         self._beside: dict[str, IO[str]] = {}
         """The files beside the metrics that have lines of every step, by name."""
         self._made = made
+        self._replaces = False
+        """Whether an earlier run is set aside, which comes back if nothing is run."""
 
     @classmethod
     def make_numbered(cls, name: str) -> RunFolder:
@@ -102,20 +106,27 @@ class RunFolder:
     @classmethod
     def claim_folder(cls, path: Path, overwrite: bool = False) -> RunFolder:
         """Take this folder: a new or empty one, or with `overwrite` that of an earlier run. Raise UsageMistake."""
-        made = not path.exists()
+        # A shell leaves `~` as it is behind `--out=` and in quotes, and Python everywhere.
+        path = path.expanduser()
+        made, replaces = not path.exists(), False
         try:
+            if (path / REPLACED).exists() and not (path / METRICS).exists():
+                bring_back(path, OURS)
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
             if inside and overwrite and METRICS in inside:
                 with (path / METRICS).open("r+", encoding="utf-8") as metrics:
                     _lock(metrics, path)
-                    _remove(path)
+                    set_aside(path, OURS)
+                    replaces = True
             elif inside:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
                 other = ", and has no run that `--overwrite` could replace" if overwrite else ""
                 raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty{other}", NO_SPAN, hint))
-            return cls._claimed(path, made)
+            folder = cls._claimed(path, made)
+            folder._replaces = replaces
+            return folder
         except FileExistsError:
             raise _unusable(path, "another run has just begun in it" if path.is_dir() else "it is a file") from None
         except OSError as error:
@@ -200,6 +211,7 @@ class RunFolder:
     ) -> None:
         """Append the line of a step, that of its trace, those of its samples, and that of its event. Raise RunError if
         the disk is full."""
+        self._forget_replaced()
         try:
             self.recreate_if_missing()
             traced = [] if trace is None else [json.dumps(trace)]
@@ -234,8 +246,10 @@ class RunFolder:
         file.flush()
 
     def save(self, models: Mapping[str, SavableModel]) -> list[Path]:
-        """Save these models, each one whole or not at all, and return their folders. Raise RunError, also if weights
-        are NaN or infinite and there is a saved model already, which stays."""
+        """Save these models, each one whole or not at all, and return their folders. Raise RunError, also for weights
+        that have diverged, which are not saved: a model that was saved before stays."""
+        from rlgraph.backends.engines.tensor_files import first_diverged_tensor
+
         written: list[Path] = []
         with suppress(OSError):
             self.recreate_if_missing()
@@ -245,7 +259,7 @@ class RunFolder:
             try:
                 draft.mkdir(parents=True, exist_ok=True)
                 model.save(draft)
-                odd = _odd(draft) if final.exists() else ""
+                odd = first_diverged_tensor(draft)
                 if not odd:
                     update_adapter_base_path(draft, final)
                     flush_folder(draft)
@@ -257,8 +271,9 @@ class RunFolder:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             if odd:
-                message = f"`{name}` has diverged: {odd} has NaN or infinite weights"
-                raise RunError(Diagnostic("E0831", message, NO_SPAN, f"`{final}` stays as it was saved before"))
+                raise diverged_error(
+                    name, odd, f"`{final}` stays as it was saved before; " if final.exists() else "it is not saved; "
+                )
             written.append(final)
         with suppress(OSError):
             self.recreate_if_missing()
@@ -270,21 +285,39 @@ class RunFolder:
         for file in (self._metrics, *self._beside.values()):
             os.fsync(file.fileno())
 
+    def _forget_replaced(self) -> None:
+        if self._replaces:
+            forget(self.path)
+            self._replaces = False
+
     def close(self) -> None:
         """Close the files."""
+        self._forget_replaced()
         for file in (self._metrics, *self._beside.values()):
             with suppress(OSError):
                 file.close()
 
     def discard_run(self) -> None:
-        """Remove everything that was written, because nothing was run."""
+        """Remove everything that was written, because nothing was run; an earlier run comes back."""
+        if self._replaces:
+            self._replaces = False
+            self.close()
+            with suppress(OSError):
+                bring_back(self.path, OURS)
+            return
         self.close()
         with suppress(OSError):
-            _remove(self.path)
+            remove_run(self.path, OURS)
             if self._made:
                 self.path.rmdir()
             if self.path.parent == DEFAULT_PARENT:
                 DEFAULT_PARENT.rmdir()
+
+
+def diverged_error(name: str, tensor: str, kept: str) -> RunError:
+    """Return the error for a model with such a tensor. kept: what is left of it, and `; `."""
+    message = f"`{name}` has diverged: {tensor} has {DIVERGED}"
+    return RunError(Diagnostic("E0831", message, NO_SPAN, f"{kept}lower `lr`, or set `clip_norm`"))
 
 
 def recording_folder(path: Path) -> Path:
@@ -397,18 +430,6 @@ def _lock(metrics: IO[str], path: Path) -> None:
         return
 
 
-def _odd(folder: Path) -> str:
-    """Return the name of a saved model's first tensor that has NaN or infinity in it; empty if none has."""
-    from safetensors import safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                if not tensors.get_tensor(name).isfinite().all():
-                    return str(name)
-    return ""
-
-
 def replace_folder(draft: Path, final: Path) -> None:
     """Move a draft to its final place. A resumed run's folder may have an older one of that name, which is removed."""
     old = final.with_name(f".{final.name}.old")
@@ -417,15 +438,6 @@ def replace_folder(draft: Path, final: Path) -> None:
         final.rename(old)
     draft.rename(final)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    for name in OURS:
-        entry = path / name
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
 
 
 def _unusable(path: Path, why: str) -> UsageMistake:

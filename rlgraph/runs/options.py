@@ -11,6 +11,7 @@ from typing import Literal
 
 from rlgraph.backends.hard.node import is_hard, read_hard_nodes
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, install_command
+from rlgraph.errors.arguments import wrong_argument
 from rlgraph.runs.trackers.known import require_trackers
 
 
@@ -165,6 +166,13 @@ class RunOptions:
     track_model: bool = False
     """Whether the trained models are sent, too."""
 
+    def __post_init__(self) -> None:
+        """Read `~` in paths as the user's folder, as programs do."""
+        for name in ("record", "replay", "trace", "resume"):
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, Path(path).expanduser())
+
     @property
     def kept_sample_count(self) -> int:
         """The number of samples of a step that are kept."""
@@ -179,13 +187,13 @@ class RunOptions:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
                 wanted = "a whole number" if least is None else f"a whole number, at least {least}"
-                raise _wrong_value("max_restarts" if name == "restarts" else name, wanted, value)
+                raise wrong_argument("max_restarts" if name == "restarts" else name, wanted, value)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
-            raise _wrong_value("timeout", "a number of seconds above 0", self.timeout)
+            raise wrong_argument("timeout", "a number of seconds above 0", self.timeout)
         if self.on_nonfinite not in (None, *ON_NONFINITE):
-            raise _wrong_value("on_nonfinite", " or ".join(f'"{name}"' for name in ON_NONFINITE), self.on_nonfinite)
+            raise wrong_argument("on_nonfinite", " or ".join(f'"{name}"' for name in ON_NONFINITE), self.on_nonfinite)
         if not isinstance(self.device, str | None):
-            raise _wrong_value("device", 'a text such as "cpu" or "cuda:1"', self.device)
+            raise wrong_argument("device", 'a text such as "cpu" or "cuda:1"', self.device)
 
     def check_backend(self) -> None:
         """Raise UsageMistake for a backend that does not exist, lacks a package, or has no use for a given option."""
@@ -214,7 +222,3 @@ class RunOptions:
             raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, "say how often to save one: `--save-every 20`"))
         require_installed(LOCAL if self.debug else spec)
         require_trackers(self.track, self.track_model)
-
-
-def _wrong_value(option: str, wanted: str, value: object) -> UsageMistake:
-    return UsageMistake(Diagnostic("E0894", f"`{option}` is {wanted}, not {value!r:.60}", NO_SPAN))

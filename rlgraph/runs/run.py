@@ -28,7 +28,7 @@ from rlgraph.runs.checkpoint.resuming import (
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
 from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
-from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, recording_folder
+from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, diverged_error, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.mismatch_warning import MismatchWarning
 from rlgraph.runs.observer import InterruptHandler, RunObserver
@@ -192,7 +192,7 @@ def _once(
             watch.publish(_ended(error, len(result.metrics)))
             if options.resume is None and not again:
                 _give_back(result, folder)
-            with _noted_failures(watch):
+            with _noted_failures(watch, error):
                 watch.write_timeline(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(result) from None
@@ -303,13 +303,15 @@ def _steps(
                 result.saved += folder.save(_trained(result))
                 result.folder = folder.path
             _leave(result)
+            if folder is None:
+                _require_sound_weights(result)
         except BaseException as error:
             if may_lose and _is_lost(error):
                 if saver:
                     saver.wait_ignoring_errors()
                 raise
             _count_updates(result, backend.optimizer_step_counts())
-            _rescue(result, folder, watch, saver)
+            _rescue(result, folder, watch, saver, error)
             if isinstance(error, KeyboardInterrupt):
                 _leave(result)
             raise
@@ -335,17 +337,26 @@ def _leave(result: Run) -> None:
         model.weights.prepare_exit(saved.get(name))
 
 
-def _rescue(result: Run, folder: RunFolder | None, watch: RunObserver, saver: Saver | None) -> None:
-    """Save what there is after a run that did not come to its end."""
+def _require_sound_weights(result: Run) -> None:
+    """Raise RunError where a trained model has diverged that is not saved, which would find that, too."""
+    for name, model in _trained(result).items():
+        if odd := model.weights.first_diverged():
+            raise diverged_error(name, odd, "")
+
+
+def _rescue(
+    result: Run, folder: RunFolder | None, watch: RunObserver, saver: Saver | None, error: BaseException
+) -> None:
+    """Save what there is after a run that did not come to its end, because of `error`."""
     if folder is None:
         return
     if saver:
-        with _noted_failures(watch):
+        with _noted_failures(watch, error):
             saver.save()
     left = {name: model for name, model in _trained(result).items() if folder.path / MODELS / name not in result.saved}
     for name, model in left.items():
         # A model that cannot be saved does not keep the others from being saved.
-        with _noted_failures(watch):
+        with _noted_failures(watch, error):
             result.saved += folder.save({name: model})
     result.folder = folder.path
     for path in result.saved:
@@ -361,12 +372,13 @@ def _need_folder(folder: RunFolder | None) -> None:
 
 
 @contextmanager
-def _noted_failures(watch: RunObserver) -> Iterator[None]:
+def _noted_failures(watch: RunObserver, first: BaseException) -> Iterator[None]:
     """Report a second failure as a note: the first failure of a run is the one to raise."""
     try:
         yield
     except RunError as second:
-        watch.show_note(str(second))
+        if str(second) != str(first):
+            watch.show_note(str(second))
 
 
 def _give_back(result: Run, folder: RunFolder | None) -> None:

@@ -20,6 +20,7 @@ from rlgraph.backends.rows import row_label
 from rlgraph.backends.step import Ended
 from rlgraph.backends.weight_versions import Runs
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase
+from rlgraph.errors.arguments import check_arguments
 from rlgraph.ir.graph import Node, program_axes
 from rlgraph.ir.types import axis_of
 from rlgraph.ops.nodes import attribute_value, rows_per_input
@@ -62,6 +63,7 @@ def check_trace(folder: str | Path) -> TraceCheck:
     The result counts the rows that were sampled and trained on, and has `diagnostics`, which are empty if all is as
     the program grants it. Raise ProgramError where there is no trace, or it is damaged.
     """
+    check_arguments(folder=folder)
     return check_loaded_trace(read_trace(Path(folder)))
 
 

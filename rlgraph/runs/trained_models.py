@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
+
+from rlgraph.conversations import OddRow, parse_content
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError
+from rlgraph.errors.arguments import check_arguments
 
 if TYPE_CHECKING:
     from rlgraph.backends.engines.roles import EmbeddedEngine
@@ -32,6 +36,10 @@ class WeightsHandle(Protocol):
         """Prepare for the end of the run's processes; `saved` is a folder that has the weights, or None."""
         ...
 
+    def first_diverged(self) -> str:
+        """Return the name of the first tensor that has diverged; empty if none has. Called after `prepare_exit`."""
+        ...
+
 
 class LocalWeights:
     """Weights that are in this process."""
@@ -47,6 +55,11 @@ class LocalWeights:
 
     def prepare_exit(self, saved: Path | None) -> None:
         """Do nothing: the weights stay in this process."""
+
+    def first_diverged(self) -> str:
+        from rlgraph.backends.engines.tensor_files import are_sound
+
+        return next((name for name, tensor in self._engine.tensors().items() if not are_sound(tensor)), "")
 
 
 class RemoteWeights:
@@ -87,6 +100,11 @@ class RemoteWeights:
                 self._spec = replace(self._spec, adapters=replace(adapters, start=place))
         self._save = None
 
+    def first_diverged(self) -> str:
+        from rlgraph.backends.engines.tensor_files import first_diverged_tensor
+
+        return "" if self._folder is None else first_diverged_tensor(Path(self._folder.name))
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -114,6 +132,7 @@ class TrainedModel:
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder that `from_pretrained` reads."""
+        check_arguments(folder=folder)
         self.weights.save(Path(folder))
 
     def answer(
@@ -121,24 +140,36 @@ class TrainedModel:
     ) -> list[str]:
         """Return one answer per prompt (a text, or a list of messages); at temperature 0 decoding is greedy.
 
-        Raise TypeError for one prompt in place of several, or one that is neither.
+        Raise UsageMistake for one prompt in place of several, or one that is neither; RunError for a prompt that the
+        model cannot read, or that has no room for the answer.
         """
-        # A text is a sequence of texts, and would be answered letter by letter.
-        if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in prompts):
-            raise TypeError(f"`answer` takes a list of prompts: `answer([{prompts!r:.60}])`")
-        for prompt in prompts:
-            if not isinstance(prompt, (str, list, tuple)):
-                raise TypeError(f"a prompt is a text or a list of messages, not {prompt!r:.60}")
+        check_arguments(prompts=prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)
         import numpy as np
         import torch
 
+        from rlgraph.backends.engines.errors import EngineError
         from rlgraph.backends.engines.records import Sampling
         from rlgraph.backends.engines.sequences import Sequences
 
-        codec = self.engine.codec
-        sequences = Sequences.from_pairs([codec.encode_prompt(prompt) for prompt in prompts], [[] for _ in prompts])
+        codec, longest = self.engine.codec, self.engine.max_row_tokens
         keys = np.random.default_rng(seed).integers(0, 2**63, len(prompts), dtype=np.uint64)
-        with torch.no_grad():
-            answers = self.engine.generate(sequences, 1, Sampling(max_tokens, temperature), keys).sequences
+        try:
+            asked = [codec.encode_prompt(parse_content(prompt, "prompt")) for prompt in prompts]
+            if longest is not None and (most := max(map(len, asked), default=0)) + max_tokens > longest:
+                message = (
+                    f"a prompt has {most:,} tokens: with the {max_tokens:,} of `max_tokens` more it is longer than the"
+                )
+                raise _no_answer(self.name, f"{message} {longest:,} that a row may have", "E0748", "shorten it")
+            sequences = Sequences.from_pairs(asked, [[] for _ in prompts])
+            with torch.no_grad():
+                answers = self.engine.generate(sequences, 1, Sampling(max_tokens, temperature), keys).sequences
+        except OddRow as error:
+            raise _no_answer(self.name, str(error), "E0732") from None
+        except EngineError as error:
+            raise _no_answer(self.name, str(error), getattr(error, "code", "E0731"), error.hint) from None
         ids = iter(answers.tokens[answers.scored].tolist())
         return [codec.decode([next(ids) for _ in range(count)]) for count in answers.scored_counts().tolist()]
+
+
+def _no_answer(model: str, why: str, code: str, hint: str = "") -> RunError:
+    return RunError(Diagnostic(code, f"`{model}` cannot answer: {why}", NO_SPAN, hint))

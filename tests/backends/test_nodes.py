@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weights
+from tiny import ENVS, EPS, Run, Seen, compile_text, data_folder, run_text, weights, without_answers
 
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.frame import Frame
@@ -407,13 +407,13 @@ def test_min_tokens_and_stop(folder: Path) -> None:
 
 
 def test_nothing_is_asked_for_and_nothing_is_written(folder: Path) -> None:
-    head = HEAD + ROLL.replace("max_tokens=4", "max_tokens=0")
+    head = HEAD + ROLL.replace("max_tokens=4", "max_tokens=1")
     lines = (
         TRAIN
         + "    report length = sum(rollout.length), lp = mean(rollout.logprobs), finished = count(rollout.finished)\n"
     )
     for block in (None, 3):
-        seen = step(lines, folder, head, block=block)
+        [seen] = Run(without_answers(compile_text(head + lines)), folder, block=block).steps(1)
         assert seen.metrics == {"length": 0, "lp": 0, "finished": 0}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Run, compile_text
+from tiny import Run, compile_text, without_answers
 from torch import Tensor
 
 import rlgraph
@@ -95,9 +95,8 @@ def test_a_dense_model_is_refused(folder: Path) -> None:
 
 
 def test_rows_without_answers_need_no_experts(folder: Path) -> None:
-    path = written(folder)
-    path.write_text(path.read_text("utf-8").replace("max_tokens=6", "max_tokens=0"), "utf-8")
-    assert [step["length"] for step in metrics(path)] == [0, 0]
+    program = without_answers(compile_text(PROGRAM.format(model=MODEL, routing="replay")), longest=6)
+    assert [seen.metrics["length"] for seen in Run(program, folder).steps(2)] == [0, 0]
 
 
 def test_an_engine_that_cannot_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

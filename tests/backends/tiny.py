@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rlgraph.backends.worker.session import Settings
 from rlgraph.dsl.check import check
 from rlgraph.dsl.parse import parse_expression
 from rlgraph.errors import Source
-from rlgraph.ir.graph import Node, Program
+from rlgraph.ir.graph import Graph, Node, Program
 from rlgraph.ir.types import Table
 from rlgraph.passes.rewrites.pipeline import run_passes
 
@@ -147,6 +147,22 @@ def compile_text(text: str, changes: Mapping[str, str] | None = None, path: str 
     parsed = {name: parse_expression(Source("--set", value)) for name, value in (changes or {}).items()}
     program, _ = check(Source(path, text), parsed)
     return run_passes(program)[-1].program
+
+
+def without_answers(program: Program, *, longest: int = 1) -> Program:
+    """Has the answers of a program that asks for at most `longest` tokens be empty, as those of an agent that asks
+    nothing are: rows without a token go through all that comes after."""
+
+    def emptied(graph: Graph) -> Graph:
+        nodes = tuple(replace(node, regions=tuple(map(emptied, node.regions))) for node in graph.nodes)
+        return replace(graph, nodes=tuple(map(asked_nothing, nodes)))
+
+    def asked_nothing(node: Node) -> Node:
+        if node.attr("max_tokens") != longest:
+            return node
+        return replace(node, attrs=tuple((n, 0 if n == "max_tokens" else value) for n, value in node.attrs))
+
+    return program.with_graphs({phase.name: emptied(phase.graph) for phase in program.phases})
 
 
 @dataclass

@@ -76,7 +76,7 @@ def calls(name: str, line: str, called: str, workers: int) -> tuple[float, float
 
 
 def test_what_nobody_tells_of_an_environment_is_said() -> None:
-    def said(path: Path, **told: str) -> list[tuple[str, str]]:
+    def said(path: Path, **told: str | float) -> list[tuple[str, str]]:
         made = rlgraph.compile(path, cluster="1x8:h100-80gb", workload=workload("300", "600", **told))
         return [(each.code, each.message) for each in made.diagnostics]
 
@@ -88,6 +88,8 @@ def test_what_nobody_tells_of_an_environment_is_said() -> None:
     assert code == "W0967" and "seconds of environments" in message
     [(code, message)] = said(AGENT.parent / "grpo.rlf", environment_seconds="3")
     assert code == "W0968" and "`--environment-seconds`" in message
+    [(code, message)] = said(AGENT.parent / "grpo.rlf", kept_tokens=64)
+    assert code == "W0968" and "`--kept-tokens`" in message
 
 
 def test_a_plan_file_has_what_was_told_of_episodes(tmp_path: Path) -> None:

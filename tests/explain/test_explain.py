@@ -532,7 +532,7 @@ def test_devices_beside_other_groups() -> None:
 def test_without_a_cluster() -> None:
     compiled = rlgraph.compile(ALONE)
     for ask in (compiled.explain, lambda: compiled.what_if("devices=4")):
-        with pytest.raises(ValueError, match="without a cluster no plan is chosen"):
+        with pytest.raises(ProgramError, match="E0895.*without a cluster no plan is chosen"):
             ask()
 
 

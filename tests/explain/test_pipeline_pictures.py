@@ -104,7 +104,7 @@ def test_the_picture_has_a_bar_for_each_entry(together: Compiled, apart: Compile
     assert together.to_png(picture="pipelines").startswith(b"\x89PNG")
     told = {bar.fill[0] for bar in bars_of(apart.to_svg(picture="pipelines")) if bar.told.startswith("actor")}
     assert told == {bar.fill[0] for bar in bars_of(svg) if bar.told.startswith("actor")}, "a model has one colour"
-    with pytest.raises(ValueError, match="no graph"):
+    with pytest.raises(rlgraph.ProgramError, match="no DOT text"):
         together.to_dot("pipelines")
 
 

@@ -106,7 +106,7 @@ def test_a_good_program_passes() -> None:
         ("n=4, ", "samples=4, ", "rollout: generate: has no attribute `samples`"),
         ("n=4, ", "n=4, n=5, ", "rollout: generate: says an attribute twice"),
         ("max_tokens=8, ", "", "rollout: generate: lacks `max_tokens`"),
-        ("n=4", "n=0", "rollout: generate: `n` is 0, which is not in [1, 65536]"),
+        ("n=4", "n=0", "rollout: generate: `n` is at least 1, not 0"),
         ("n=4", "n=4.0", "rollout: generate: `n` is int, not 4.0"),
         ("n=4", "n=true", "rollout: generate: `n` is int, not True"),
         ("n=4", "stop=4", "rollout: generate: `stop` is texts, not 4"),

@@ -140,9 +140,9 @@ def test_a_chat_model_from_a_file(
     (folder / "chat.jsonl").write_text('{"prompt": "ab?"}\n')
     (folder / "rewards.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
     code, found = checks(capsys, "chat.rlf")
-    assert (code, found["prompts.prompt"][1]["state"]) == (0, "note") and "chat template" in found["prompts.prompt"][1][
-        "message"
-    ]
+    warned = found["prompts.prompt"][1]
+    assert (code, warned["state"]) == (0, "warning") and "its chat template is not used [W0520]" in warned["message"]
+    assert warned["hint"].startswith('write messages, {"prompt": [{"role": "user", "content": "ab?"}]}')
 
 
 def test_a_judge_that_cannot_read_chats(

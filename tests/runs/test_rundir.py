@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from rlgraph.errors import RunError, UsageMistake
 from rlgraph.runs.folder import RunFolder
 from rlgraph.runs.jsonlines import with_metrics
+from rlgraph.runs.options import RunOptions
 
 
 class Weights:
@@ -26,7 +27,7 @@ class Weights:
         self.fails = fails
 
     def save(self, folder: str | Path) -> None:
-        (Path(folder) / "model.safetensors").write_text("weights")
+        save_file({"w": torch.ones(1)}, Path(folder) / "model.safetensors")
         if self.fails:
             raise self.fails
 
@@ -189,6 +190,30 @@ def test_a_model_is_saved_whole_or_not_at_all(here: Path) -> None:
     assert inside(here / "a/models") == ["good", "good/model.safetensors"]
 
 
+def test_a_run_that_does_nothing_replaces_none(here: Path) -> None:
+    """As one whose data cannot be opened; one that is killed before it does anything replaces none either."""
+    folder, _ = begun("a")
+    folder.save({"actor": Weights()})
+    folder.close()
+    before = inside(here / "a")
+    RunFolder.claim_folder(Path("a"), overwrite=True).discard_run()
+    assert inside(here / "a") == before and lines(here / "a") == [1]
+    killed = RunFolder.claim_folder(Path("a"), overwrite=True)
+    killed._metrics.close()
+    RunFolder.claim_folder(Path("a"), overwrite=True).discard_run()
+    assert inside(here / "a") == before
+    again = RunFolder.claim_folder(Path("a"), overwrite=True)
+    again.append_step({"step": 7})
+    assert inside(here / "a") == ["metrics.jsonl"] and lines(here / "a") == [7]
+
+
+def test_a_folder_of_the_user_s(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a shell leaves as it is behind `--out=`."""
+    monkeypatch.setenv("HOME", str(here / "home"))
+    assert RunFolder.claim_folder(Path("~/a")).path == here / "home/a"
+    assert RunOptions(record=Path("~/r")).record == here / "home/r"
+
+
 @dataclass
 class Tensors:
     """A model with two tensors in a file each."""
@@ -200,19 +225,19 @@ class Tensors:
             save_file({f"w{at}": torch.tensor([0.5, value])}, Path(folder) / f"model-{at}.safetensors")
 
 
-@pytest.mark.parametrize("last", [float("nan"), float("-inf")])
-def test_a_model_that_has_diverged_takes_no_good_one_s_place(last: float, here: Path) -> None:
+@pytest.mark.parametrize("last", [float("nan"), float("-inf"), 2e19])
+def test_a_model_that_has_diverged_is_not_saved(last: float, here: Path) -> None:
     folder = RunFolder.claim_folder(Path("a"))
-    # Where there is none, it is what is left of the run.
-    assert folder.save({"lost": Tensors(last), "actor": Tensors(2.0)})
-    with pytest.raises(RunError) as failed:
-        folder.save({"actor": Tensors(last)})
-    assert str(failed.value) == (
-        "error[E0831]: `actor` has diverged: w1 has NaN or infinite weights\n"
-        "help: `a/models/actor` stays as it was saved before"
-    )
+    assert folder.save({"actor": Tensors(2.0), "large": Tensors(1e19)})
+    for name, kept in (("actor", "`a/models/actor` stays as it was saved before"), ("lost", "it is not saved")):
+        with pytest.raises(RunError) as failed:
+            folder.save({name: Tensors(last)})
+        assert str(failed.value) == (
+            f"error[E0831]: `{name}` has diverged: w1 has weights that are NaN, infinite, or so large that their squares "
+            f"are\nhelp: {kept}; lower `lr`, or set `clip_norm`"
+        )
     assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 2.0]
-    assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "lost"}
+    assert {path.name for path in (here / "a/models").iterdir()} == {"actor", "large"}
     assert folder.save({"actor": Tensors(3.0)})
     assert load_file("a/models/actor/model-1.safetensors")["w1"].tolist() == [0.5, 3.0]
 

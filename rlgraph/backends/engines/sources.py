@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,18 @@ def load_codec(spec: ModelSpec) -> Codec:
         return Codec(build_tokenizer(chosen), spec.chat)
     with quiet_transformers():
         return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)), spec.chat)
+
+
+def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
+    """Return the tokens that end a response, from the model's files alone."""
+    of_model = None
+    if isinstance(spec.source, str):
+        from transformers import GenerationConfig
+
+        # Many have no such file. Hubs and disks fail in ways of their own, of which loading the model tells.
+        with quiet_transformers(), suppress(Exception):
+            of_model = GenerationConfig.from_pretrained(spec.source).eos_token_id
+    return codec.end_token_ids(of_model)
 
 
 def max_positions(spec: ModelSpec) -> int | None:

@@ -140,7 +140,7 @@ def _write_cut(out: DigestWriter, view: TensorView, cut: Cut, reading: Reading, 
         numbers = current.detach()[view.index][cut].to("cpu").contiguous().reshape(-1)
         # As a numpy array its storage could no longer be emptied when its model is offloaded.
         out.write((c_ubyte * (numbers.numel() * numbers.element_size())).from_address(numbers.data_ptr()))
-        return not looks or not numbers.is_floating_point() or all(map(_finite, numbers.split(_CHECKED)))
+        return not looks or all(map(are_sound, numbers.split(_CHECKED)))
 
 
 @contextmanager
@@ -155,10 +155,25 @@ def _copy_stream(tensor: Tensor) -> Iterator[None]:
         yield
 
 
-def _finite(numbers: Tensor) -> bool:
-    """Return whether all numbers are finite, checked without memory for as many again: the least and the largest are
-    NaN where one of them is."""
-    return all(bool(end.isfinite()) for end in numbers.aminmax())
+def are_sound(numbers: Tensor) -> bool:
+    """Return whether all numbers are finite, and so are their squares: a model computes with products of its weights,
+    and gives NaN where these overflow. No memory for as many again is needed: the least and the largest are NaN where
+    one of them is."""
+    if not numbers.is_floating_point() or not numbers.numel():
+        return True
+    return all(
+        bool(end.to(torch.promote_types(end.dtype, torch.float32)).square().isfinite()) for end in numbers.aminmax()
+    )
+
+
+def first_diverged_tensor(folder: Path) -> str:
+    """Return the name of the first tensor in the files of a model's folder that is not sound; empty if all are."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if not are_sound(tensors.get_tensor(name)):
+                    return str(name)
+    return ""
 
 
 def select_views(

@@ -138,7 +138,7 @@ class WrittenFiles:
     files: Mapping[str, FileDigests]
     """The digests of its files, by name."""
     mismatched: str = ""
-    """The first tensor whose weights are NaN or infinite."""
+    """The first tensor whose weights have diverged."""
     failure: str = ""
     """Why it could not go on."""
 

@@ -27,6 +27,7 @@ from rlgraph.backends.worker.agent_server import AgentServer
 from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
+from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
@@ -224,8 +225,14 @@ class Session:
         if problems := try_turns(self.program, self.readers, self.models, self.environments):
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
-        self.judged = [*sentences, *apply_prompt_limits(self.readers, limits, note)]
-        """Sentences on functions that failed on made-up answers, and on what was done with rows that are too long."""
+        plain = plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
+        self.judged = [
+            *sentences,
+            *(warning.render() for warning in plain),
+            *apply_prompt_limits(self.readers, limits, note),
+        ]
+        """Sentences on functions that failed on made-up answers, on prompts without the template of a chat model,
+        and on what was done with rows that are too long."""
         self.dtype = program_numbers_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)

@@ -350,10 +350,7 @@ def _computed(node: Node, name: str, value: str, frame: Frame) -> float:
     """Return an option that the program has computed; raise EngineError where the optimizer cannot take it."""
     number = float(frame.values[value])
     declared = next(attribute for attribute in NODES[node.op].attributes if attribute.name == name)
-    low, high = declared.low, declared.high
-    if math.isfinite(number) and (low is None or number >= low) and (high is None or number <= high):
-        return number
-    bounds = " and ".join(
-        f"{word} {bound:g}" for word, bound in (("at least", low), ("at most", high)) if bound is not None
-    )
-    raise EngineError(f"`{name}` is {bounds or 'finite'}, and this step computes {number:g}")
+    bound = declared.missed_bound(number) if math.isfinite(number) else "finite"
+    if bound:
+        raise EngineError(f"`{name}` is {bound}, and this step computes {number:g}")
+    return number

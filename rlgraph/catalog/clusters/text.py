@@ -61,6 +61,12 @@ def parse_cluster_text(text: str) -> DescribedCluster:
     return _Reader(Source("--cluster", " ".join(text.splitlines()))).parse_cluster()
 
 
+def _one_node_hint(count: str, device: str) -> str:
+    """Return how one node is described of which only devices are said: `8 h100`, `8:h100`, `8xH100`."""
+    name = device.lstrip(": ")
+    return f"for one node of {count} devices: `1x{count}:{name}`" if name.lower() in device_names_by_alias() else _FORM
+
+
 class _Reader:
     """A recursive-descent parser of the line."""
 
@@ -90,19 +96,13 @@ class _Reader:
         begin = self.skip_spaces()
         nodes = self.accept_pattern(_COUNT)
         per_node = (
-            self.expect_word(_COUNT, "the number of devices in a node", _FORM)
+            self.expect_word(_COUNT, "the number of devices in a node", _one_node_hint(nodes.text, self.rest_of_line()))
             if nodes and self.accept_sign("x", "X", "×")
             else None
         )
         if not nodes or not per_node:
             device_name = self.accept_pattern(rf"(:\s*)?{_NAME}")
-            name = device_name.text.lstrip(": ") if device_name else ""
-            count = nodes.text if nodes else "8"
-            hint = (
-                f"for one node of {count} devices: `1x{count}:{name}`"
-                if name.lower() in device_names_by_alias()
-                else _FORM
-            )
+            hint = _one_node_hint(nodes.text if nodes else "8", device_name.text if device_name else "")
             raise self.make_error("a group of nodes is expected here", begin, self.place, hint)
         if not self.accept_sign(":"):
             hint = f"as in `{nodes.text}x{per_node.text}:h100-80gb`"

@@ -12,7 +12,7 @@ from rlgraph.passes.cost.tasks import main_phase, max_turns
 from rlgraph.passes.cost.workload import Workload
 
 ASSUMED_EPISODES = "W0966"
-UNUSED_OF_EPISODES = "W0968"
+UNUSED_OF_STEPS = "W0968"
 
 
 def assumed_episode_warnings(program: Program, workload: Workload, constants: Constants) -> Iterator[Diagnostic]:
@@ -25,7 +25,7 @@ def assumed_episode_warnings(program: Program, workload: Workload, constants: Co
     told = [f"`--{name.replace('_', '-')}`" for name, lengths in workload.of_episodes.items() if lengths is not None]
     if told and not played:
         message = f"no environment answers in a step, of which {' and '.join(told)} could tell"
-        yield Diagnostic(UNUSED_OF_EPISODES, message, NO_SPAN, "leave it out: `interact` plays episodes with one")
+        yield Diagnostic(UNUSED_OF_STEPS, message, NO_SPAN, "leave it out: `interact` plays episodes with one")
     for name, node in played.items():
         turns, assumed, say = max_turns(node), list[str](), list[str]()
         if workload.environment_s is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, did_you_mean
+from rlgraph.errors.arguments import no_cluster_error
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
@@ -117,12 +118,12 @@ class Compilation:
 
     @cached_property
     def choice(self) -> PlacementChoice:
-        """The plan that was found for its cluster, with the search's problem. Raise ProgramError where none fits, and
-        ValueError without a cluster."""
+        """The plan that was found for its cluster, with the search's problem. Raise ProgramError where none fits, or
+        there is no cluster."""
         from rlgraph.passes.compilation.choose_plan import choose_plan
 
         if self.target is None:
-            raise ValueError('without a cluster no plan is chosen: compile(..., cluster="1x8:h100-80gb")')
+            raise no_cluster_error("without a cluster no plan is chosen")
         return choose_plan(self.program, self.schedule, self.folders, self.target)
 
     @property

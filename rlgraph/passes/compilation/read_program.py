@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from rlgraph.ir.graph import ConstructorCall
     from rlgraph.user_code.files import SearchFolders
 
-_DATA = "a file of data", "run a program with it: `rlgraph run PROGRAM.rlf --data {}`"
-_NO_PROGRAMS = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"), _DATA),
-    ".py": ("a file of Python", "run a program with a function of it: `rlgraph run PROGRAM.rlf --reward {}:NAME`"),
-}
-"""What files with other endings are, and what to do with them."""
 _ALIKE = 0.7
 """How similar the name of a file must be to be suggested, where many are alike."""
 
@@ -48,14 +43,14 @@ class OpenedProgram:
 
 
 def open_program(program: str | Path, name: str = "<text>") -> OpenedProgram:
-    """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls` is a path, and one
-    word is the name of an algorithm that ships: no program is one word.
+    """Read a program from a path or a text. A str without a line break that ends in `.rlf` or `.rls`, or is a file, is
+    a path, and one word is the name of an algorithm that ships: no program is one word.
 
     Raises ProgramError where the file cannot be read.
     """
     if isinstance(program, str) and program.isidentifier():
         return open_program_file(program)
-    if isinstance(program, Path) or ("\n" not in program and program.endswith(PROGRAMS)):
+    if isinstance(program, Path) or ("\n" not in program and (program.endswith(PROGRAMS) or os.path.isfile(program))):
         return open_program_file(str(program))
     return OpenedProgram(Source(name, program), Path())
 
@@ -64,10 +59,8 @@ def open_program_file(path: str) -> OpenedProgram:
     """Read the program in a file, or an algorithm that ships. Raises ProgramError where it cannot be read."""
     from rlgraph.dsl.use import LARGEST_BYTES
 
-    ending = Path(path).suffix.lower()
-    if ending in _NO_PROGRAMS and Path(path).is_file():
-        what, hint = _NO_PROGRAMS[ending]
-        raise _unreadable(path, f"`{path}` is {what}, not a program", hint.replace("{}", path))
+    if Path(path).suffix not in PROGRAMS and Path(path).is_file():
+        _refuse_other_file(path)
     try:
         raw = read_bytes(path, LARGEST_BYTES, PROGRAMS)
     except FileNotFoundError:
@@ -80,6 +73,19 @@ def open_program_file(path: str) -> OpenedProgram:
     except (OSError, ValueError) as error:
         raise _unreadable(path, f"`{path}` cannot be read: {failure_reason(error)}") from None
     return OpenedProgram(decode_source(path, raw), Path(path).parent)
+
+
+def _refuse_other_file(path: str) -> None:
+    """Raise ProgramError for a file whose ending says that it holds no program; a text may hold one."""
+    from rlgraph.data.listing import ListedFile
+
+    what, run = "", "run a program with "
+    if Path(path).suffix.lower() == ".py":
+        what, run = "a file of Python", f"{run}a function of it: `rlgraph run PROGRAM.rlf --reward {path}:NAME`"
+    elif ListedFile(path, Path(path)).format not in ("", "text"):
+        what, run = "a file of data", f"{run}it: `rlgraph run PROGRAM.rlf --data {path}`"
+    if what:
+        raise _unreadable(path, f"`{path}` is {what}, not a program", run)
 
 
 def decode_source(path: str, raw: bytes) -> Source:
@@ -119,7 +125,7 @@ def _near(path: str) -> str:
 
 def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:
     """Return every setting as an expression of the language."""
-    if settings is not None and not isinstance(settings, Mapping):
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)):
         message = f"`set` is a dict of names and values, not {settings!r:.60}"
         raise ProgramError(Diagnostic("E0807", message, NO_SPAN, 'as in `set={"lr": 1e-6}`'))
     return {name: _text(name, value) for name, value in (settings or {}).items()}
@@ -138,9 +144,12 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
-    raise ProgramError(
-        Diagnostic("E0807", message, NO_SPAN, "give a number, true or false, a path, or an expression as text")
-    )
+    hint = "give a number, true or false, a path, or an expression as text"
+    if callable(value):
+        hint = 'a function is named by its file: `python("rewards.py:score")`, as a text'
+    elif isinstance(value, Mapping):
+        hint = 'rows are in a file, `jsonl("rows.jsonl")`, or made by a function, `python("tasks.py:rows")`, as a text'
+    raise ProgramError(Diagnostic("E0807", message, NO_SPAN, hint))
 
 
 def parse_settings(settings: Mapping[str, str]) -> dict[str, Expr]:
@@ -176,8 +185,8 @@ def _with_quotes(diagnostic: Diagnostic) -> Diagnostic:
     from rlgraph.dsl.declarations import SET, is_unquoted_text
 
     path, text = diagnostic.span.source.path, diagnostic.span.source.text
-    if diagnostic.code == "E0804":
-        # Quotes do not make a name that there is not.
+    if diagnostic.code in ("E0804", "E0406") or "--set '" in diagnostic.hint:
+        # Quotes do not make a name that there is not, nor a model or data of a text.
         return diagnostic
     if not path.startswith(SET) or not is_unquoted_text(text) or not any(sign in text for sign in "/.~:-"):
         return diagnostic

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlgraph.backends.saved_models import MODELS, HalfUpdatedModel, NonFiniteWeights
+from rlgraph.backends.saved_models import DIVERGED, MODELS, HalfUpdatedModel, NonFiniteWeights
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError
 from rlgraph.files import cause_text
 from rlgraph.passes.compilation.compilation import Compilation
@@ -248,7 +248,7 @@ class Saver:
                 saved[name] = model.wait_written()
             except NonFiniteWeights as error:
                 # Diverged weights must not replace sound ones.
-                message = f"`{name}` has diverged in step {taken.number}: {error} has NaN or infinite weights"
+                message = f"`{name}` has diverged in step {taken.number}: {error} has {DIVERGED}"
                 hint = f"no checkpoint of it is written{self._before()}; lower `lr`, or set `clip_norm`"
                 failures.append(RunError(Diagnostic("E0831", message, NO_SPAN, hint)))
             except Exception as error:

@@ -56,11 +56,12 @@ class _Model:
     """A model of which only the tokenizer is loaded, for what asks an opened model."""
 
     codec: Codec
+    spec: ModelSpec
     max_row_tokens: int | None
 
     @property
     def engine(self) -> Any:
-        """The object that has the `codec`."""
+        """The object that has the `codec` and the `spec`."""
         return self
 
 
@@ -94,7 +95,7 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
             yield from _reported(name, partial(_first, rows, name, reader))
         known = {name: reader.source.columns for name, reader in opened.readers.items()}
         uses = find_prompt_uses(program, known)
-        yield from _reported("prompts", partial(prompt_findings, program, uses, rows, codecs))
+        yield from _reported("prompts", partial(prompt_findings, program, uses, rows, opened.models))
         asked = {use.source: use.column for use in uses}
         yield from _reported("prompts", partial(tokenizer_mismatch_findings, program, rows, codecs, asked))
         trials = find_function_trials(program, known, opened.functions, partial(_named_first_row, rows))
@@ -152,7 +153,7 @@ def _model(program: Program, model: Model, compiled: Compilation, opened: _Opene
     try:
         spec = model_spec(program, model, compiled.folders)
         codec = load_codec(spec)
-        opened.models[model.name] = _Model(codec, max_positions(spec))
+        opened.models[model.name] = _Model(codec, spec, max_positions(spec))
     except EngineError as error:
         hint = error.hint if isinstance(error, HubError) else "give a folder, a hub name, `gguf(...)` or `random(...)`"
         yield Finding("fails", model.name, f"{error} [E0730]", hint, place)

@@ -11,6 +11,8 @@ from typing import Any
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.function_trials import FunctionTrial
+from rlgraph.backends.worker.plain_prompts import plain_prompt_warning
+from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_at, value_or_none
 from rlgraph.conversations import OddRow, example_of_format, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader, Cursor
@@ -19,7 +21,7 @@ from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import StateHandle, Table
 from rlgraph.ops import NODES
-from rlgraph.runs.doctor.finding import Finding
+from rlgraph.runs.doctor.finding import Finding, finding_of
 
 MADE_UP = "This is a made-up answer: 42."
 SHOWN_TOKENS = 60
@@ -37,16 +39,16 @@ def first_rows(reader: BatchReader) -> list[dict[str, Any]]:
 
 
 def prompt_findings(
-    program: Program, uses: Sequence[PromptUse], rows: Rows, codecs: Mapping[str, Codec]
+    program: Program, uses: Sequence[PromptUse], rows: Rows, models: Mapping[str, OpenedModel]
 ) -> Iterator[Finding]:
     """Yield for each column of prompts and each tokenizer the first prompt as the model reads it."""
     done = set()
     for use in uses:
         key = use.source, use.column, use.shape, program.original_model(program.model(use.model)).name
-        if key in done or not rows.get(use.source) or use.model not in codecs:
+        if key in done or not rows.get(use.source) or use.model not in models:
             continue
         done.add(key)
-        row, codec = rows[use.source][0], codecs[use.model]
+        row, codec = rows[use.source][0], models[use.model].engine.codec
         subject, place = f"{use.source}.{use.column}", str(use.node.span)
         try:
             prompt = value_at(row, use.column)
@@ -65,10 +67,8 @@ def prompt_findings(
         more = f", {count_phrase(learned, 'token')} of them with loss" if use.shape else ""
         message = f"the first {what} as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
         yield Finding("ok", subject, message, shown=(*_text(codec, ids), *_tokens(codec, ids)))
-        if not isinstance(prompt, list) and codec.tokenizer.chat_template is not None:
-            hint = 'write messages: {"prompt": [{"role": "user", "content": "..."}]}'
-            why = f"`{use.model}` has a chat template, which a prompt that is a text is not written with"
-            yield Finding("note", subject, why, hint)
+        if (warning := plain_prompt_warning(use, prompt, models[use.model].engine)) is not None:
+            yield finding_of(warning, subject)
 
 
 def _read(codec: Codec, use: PromptUse, row: Mapping[str, Any], prompt: Any) -> tuple[list[int], int]:

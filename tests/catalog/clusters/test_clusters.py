@@ -129,6 +129,7 @@ def test_any_text_is_a_cluster_or_a_mistake(text: str) -> None:
         ("", "E0920", "", "empty text"),
         ("h100", "E0920", "h100", "`1x8:h100`"),
         ("8:h100", "E0920", "8:h100", "`1x8:h100`"),
+        ("8xH100", "E0920", "H", "`1x8:H100`"),
         ("8x8", "E0920", "8x8", "the device is missing"),
         ("8x:h100", "E0920", ":", "number of devices in a node"),
         ("4x8:h100@", "E0920", "", "bandwidth of the network"),

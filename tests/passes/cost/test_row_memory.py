@@ -150,6 +150,7 @@ def test_a_plan_says_them_and_where_there_is_no_room() -> None:
     assert held(told)[1].kept == 128 * 600 * (8 + 8 * 600)
     [crowded] = told.diagnostics
     assert crowded.code == "W0521" and "of it kept tokens" in crowded.message and "`top_k`" in crowded.hint
+    assert "\n --> <schedule>:1:1\n" in crowded.render()
     predicted = plan_prediction(told.choice)
     assert "rows in the hosts' memory: at most " in "\n".join(chosen_plan_lines(told.choice, predicted))
     assert predicted["rows"] == {name: round(getattr(held(told)[0], size)) for name, size in NAMES}

@@ -1,0 +1,59 @@
+"""A chat model that is asked plain text is warned of; a base model, and a text that is written out already, are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Run, compile_text
+
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
+from tests.conversations.files import says, user
+
+ENDED = (
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+"""What a chat model writes: an answer ends with the token that ends a text."""
+OTHERS = ENDED.replace("eos_token", "'[end]'")
+"""What comes with a base model, which was never asked in it."""
+ASK = "rollout = actor.generate(rows, max_tokens=1)"
+LEARN = "rollout = encode(rows)"
+PLAIN, CHAT = {"prompt": "2+2?"}, {"prompt": [user("2+2?")]}
+PAIR = {"prompt": "2+2?", "completion": "4"}
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "line", "warned"),
+    [
+        (ENDED, PLAIN, ASK, True),
+        (ENDED, PLAIN, f"{ASK}  # allow W0520", False),
+        (ENDED, CHAT, ASK, False),
+        (OTHERS, PLAIN, ASK, False),
+        ("", PLAIN, ASK, False),
+        (ENDED, {"prompt": "[user]2+2?<eos>[assistant]"}, ASK, False),
+        (ENDED, {"prompt": "You[assistant]"}, ASK, False),
+        (ENDED, PAIR, LEARN, True),
+        (ENDED, {"prompt": [user("2+2?")], "completion": [says("4")]}, LEARN, False),
+        (ENDED, {"text": "2+2=4"}, LEARN, False),
+    ],
+)
+def test_plain_text_for_a_chat_model(
+    template: str, row: dict[str, Any], line: str, warned: bool, tmp_path: Path
+) -> None:
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = template or None
+    Codec(tokenizer).save(tmp_path / "small")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    shape = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
+    text = (
+        f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"))\n'
+        f'data rows = jsonl("rows.jsonl", batch=1)\nstep:\n    {line}\n    report n = mean(rollout.length)\n'
+        "    report logp = mean(actor.logprobs(rollout))\n"
+    )
+    said = Run(compile_text(text), tmp_path).backend.overlong_notes()
+    assert [note.startswith("warning[W0520]: `actor` is a chat model") for note in said] == [True] * warned
+    if warned:
+        assert 'help: write messages, {"prompt": [{"role": "user", "content": "2+2?"}]}; where' in said[0]
