@@ -70,7 +70,7 @@ class Frame:
     """What its own nodes reported."""
     shown: ShownSamples | None = None
     """What is shown of its step's rows, once it is over."""
-    _indexes: dict[tuple[str, str], np.ndarray] = field(default_factory=dict, repr=False)
+    _indexes: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict, repr=False)
 
     def row_count(self, axis: str) -> int:
         """Return the number of rows of an axis."""
@@ -91,6 +91,15 @@ class Frame:
             outer = rows.parent if parent == ancestor else self.ancestor_rows(parent, ancestor)[rows.parent]
             self._indexes[child, ancestor] = outer
         return self._indexes[child, ancestor]
+
+    def rows_before(self, child: str, ancestor: str) -> np.ndarray:
+        """Return how many rows of `child` lie before each row of `ancestor`, and how many there are: int64 [rows of
+        ancestor + 1], ascending."""
+        key = (child, ancestor, "before")
+        if key not in self._indexes:
+            counts = np.bincount(self.ancestor_rows(child, ancestor), minlength=self.row_count(ancestor))
+            self._indexes[key] = np.concatenate([[0], counts.cumsum()])
+        return self._indexes[key]
 
     def entries_per_row(self, axis: Axis) -> np.ndarray | None:
         """Return how many entries of an inner axis each row has of the axis that it lies in, int64; None for an axis of

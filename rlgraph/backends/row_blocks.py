@@ -108,8 +108,7 @@ def _count(node: Node, cut: BlockTable, unit: Axis, frame: Frame, ready: int) ->
         return None
     if unit.is_within(axis):
         return np.arange(ready + 1) if unit.key == axis.key else frame.ancestor_rows(unit.key, axis.key)[:ready]
-    rows = np.bincount(frame.ancestor_rows(axis.key, unit.key), minlength=frame.row_count(unit.key))[:ready]
-    return np.concatenate([[0], rows.cumsum()])
+    return frame.rows_before(axis.key, unit.key)[: ready + 1]
 
 
 def _table(name: str) -> str:

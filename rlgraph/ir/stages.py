@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from rlgraph.ir.layout import Range
 
 
+@cache
 def stage_layers(layers: int, stages: int, stage: int, chunks: int = 1) -> tuple[Range, ...]:
     """Return the ranges of layers of a stage, one for each of its chunks: all stages have a chunk before one of them
     has another.

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import StreamLine
-from rlgraph.passes.compilation.finalists import adapt_to_first_query, simulate_choice, simulated_objective_value
+from rlgraph.passes.compilation.finalists import (
+    STREAMED,
+    adapt_to_first_query,
+    simulate_choice,
+    simulated_objective_value,
+)
 from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache, simulate_step_seconds
 from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try, streamable_tables
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
+from rlgraph.passes.placement.known_answer import answer_with_less_room
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value
 from rlgraph.passes.placement.search.progress import OutOfTime
 
 PAYS = 0.01
@@ -27,12 +34,17 @@ def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> Placement
     lines = (*asked.schedule.streams, *(StreamLine(table) for table in tables))
     try:
         schedule = replace(asked.schedule, streams=lines)
-        other = choose_before_deadline(ends, replace(asked, schedule=schedule, offload=False))
+        question = replace(asked, schedule=schedule, offload=False)
+        # What the simulator has chosen where steps overlap need not be the best by whole batches.
+        known = None if choice.problem.staleness_steps else answer_with_less_room(choice.awake or choice, question)
+        other = known or choose_before_deadline(ends, question)
+        if other is None or _hopeless(choice, other):
+            return choice
         timed = SimulationCache(STEPS)
         if choice.problem.staleness_steps and choice.simulated_step_s is None:
             # Steps that run ahead end in bursts, of which few steps tell little.
             choice = replace(choice, simulated_step_s=simulate_step_seconds(choice))
-        if other is None or not _promising(choice, other, timed):
+        if not _promising(choice, other, timed):
             return choice
         streaming = simulate_choice(other, timed=timed)
     except (OutOfTime, ChoiceInterrupted, ProgramError):
@@ -43,6 +55,14 @@ def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> Placement
     if value is None or least is not None and value > (1 - PAYS) * least:
         return choice
     return adapt_to_first_query(streaming, choice)
+
+
+def _hopeless(choice: PlacementChoice, other: PlacementChoice) -> bool:
+    """Return whether the plan `other` is too slow by whole batches to be better than a choice by streaming, as where
+    the choice gains by offloading models; false where steps overlap, when it is unknown."""
+    if choice.problem.staleness_steps:
+        return False
+    return (1 - STREAMED) * ideal_streaming_objective_value(other) >= (1 - PAYS) * choice.search_result.value
 
 
 def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulationCache) -> bool:

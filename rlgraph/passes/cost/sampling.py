@@ -120,18 +120,20 @@ def predict_sampling(
     order = sorted(range(len(ended)), key=ended.__getitem__)
     left = [min(most, len(ended) - number) for number in range(len(ended))]
     """Rows that are decoded together until the next one ends: waiting rows begin at once."""
-    costs, total = dict[int, Cost](), dict[int, float]()
+    costs, seconds, total = dict[int, Cost](), dict[int, float](), dict[int, float]()
     ends = [0.0] * len(ended)
     before = decoded = begun = 0.0
+    call_s, read_s = call.seconds, read.seconds
     for number, (row, together) in enumerate(zip(order, left, strict=True)):
         if took := ended[row] - before:
             # Prompts are read when their rows begin: at first as many as there are slots.
             begun, before = min(1.0, (most + number) / len(ended)), ended[row]
             if together not in costs:
                 costs[together], total[together] = step.cost(together), 0.0
-            decoded += took * costs[together].seconds * slower
+                seconds[together] = costs[together].seconds
+            decoded += took * seconds[together] * slower
             total[together] += took
-        ends[row] = call.seconds + read.seconds * begun + decoded
+        ends[row] = call_s + read_s * begun + decoded
     pace = SamplingPace(
         call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).scaled(slower).seconds
     )

@@ -38,7 +38,7 @@ from rlgraph.passes.placement.search.no_plan_errors import no_plan_diagnostics
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.partitions import component_partitions, distinct_partitions
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.progress import OutOfTime
+from rlgraph.passes.placement.search.progress import UNLIMITED, OutOfTime, Work
 from rlgraph.passes.placement.search.search import MOST_WORK, PATIENCE, Fuse, Search
 from rlgraph.passes.placement.smaller_questions import smaller_questions
 
@@ -59,7 +59,7 @@ LESS_WORK = 0.25
 """The work of a search for another plan beside the first one, as a share of that one's."""
 
 FAR = 0.1
-"""The gap of a plan from which on the work of another one's search was too little: it gets that of the first one."""
+"""The gap of a plan above which the work of another one's search is too little: it gets that of the first one."""
 
 SPARE = 0.01
 """The share of its seconds, or price, by which a plan has to be better to be accepted with less memory left than the
@@ -76,6 +76,8 @@ class PlacementChoice:
     question: PlacementQuery
     simulated_step_s: float | None = None
     """The seconds of a step by the simulator, if it was run already."""
+    awake: PlacementChoice | None = None
+    """The best one in which no models are offloaded, of one in which some are although it would fit without."""
 
     @property
     def model_configs(self) -> dict[str, ModelConfig]:
@@ -91,35 +93,39 @@ def choose_placement(question: PlacementQuery) -> PlacementChoice | None:
 
 def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> PlacementChoice:
     """Return the best plan where models may be offloaded: another one than `awake`, in which none are, only if it is
-    faster by `ASLEEP`. The bound holds for both. Of a large problem only those partitions are searched in which bounds
-    leave a chance of that."""
-    seconds, only, problem = question.search_seconds, None, awake.problem
-    if not is_small(problem, question):
-        ends = monotonic() + seconds
-        fuse = fuse_mode(problem, question)
-        try:
-            only, bound = partitions_worth_offloading(
-                problem,
-                candidate_partitions(problem, question),
-                awake.search_result,
-                ASLEEP,
-                seconds,
-                fuse,
-                question.control,
-                _most_work(question, LESS_WORK),
-            )
-        except OutOfTime:
-            # Nothing is proven of them.
-            only, bound = [], 0.0
-        awake = replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
-        seconds = question.control.remaining_seconds(ends)
-        if not only or seconds <= 0:
-            return awake
+    faster by `ASLEEP`. The bound holds for both. Only those partitions are searched in which bounds leave a chance of
+    that."""
+    problem, found = awake.problem, awake.search_result
+    small, ends = is_small(problem, question), monotonic() + question.search_seconds
+    problems = decomposed_problems(replace(question, offload=False))[1] if small else [problem]
+    together = Decompositions(problems) if len(problems) > 1 else None
+    try:
+        could, bound = partitions_worth_offloading(
+            problems[0],
+            candidate_partitions(problems[-1], question, together.reader_components if together else ()),
+            found,
+            # How far the plan of a small problem is from any other is told as near as bounds do.
+            0.0 if small else _asleep(question),
+            question.search_seconds,
+            fuse_mode(problem, question),
+            question.control,
+            _most_work(question, LESS_WORK),
+            together,
+        )
+    except OutOfTime:
+        # Nothing is proven of them.
+        could, bound = {}, 0.0
+    only = [blocks for blocks, least in could.items() if least < (1 - _asleep(question)) * found.value]
+    bound = min(found.bound, bound, *(least for blocks, least in could.items() if blocks not in only))
+    awake = replace(awake, search_result=replace(found, bound=bound))
+    seconds = question.control.remaining_seconds(ends)
+    if not only or seconds <= 0:
+        return awake
     # What the first search has left of its work.
     share = max(LESS_WORK, 1 + LESS_WORK - problem.options.work_done / MOST_WORK)
     offloaded = _choose(question, seconds, Search.run, awake, only, share)
     if offloaded is not None and offloaded.search_result.value < (1 - ASLEEP) * awake.search_result.value:
-        return offloaded
+        return replace(offloaded, awake=awake)
     bound = offloaded.search_result.bound if offloaded is not None else awake.search_result.bound
     return replace(awake, search_result=replace(awake.search_result, bound=min(awake.search_result.bound, bound)))
 
@@ -127,10 +133,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
 def choose_before_deadline(ends: float, question: PlacementQuery) -> PlacementChoice | None:
     """Return the best plan as one of several searches that end together; raise OutOfTime where that is too early for a
     plan."""
-    found = _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK)
-    if found is None or found.search_result.gap <= FAR:
-        return found
-    return _choose(question, ends - monotonic(), Search.run_or_time_out) or found
+    return _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK, far=1.0)
 
 
 def _choose(
@@ -140,11 +143,13 @@ def _choose(
     incumbent: PlacementChoice | None = None,
     only: Sequence[Blocks] | None = None,
     share: float = 1.0,
+    far: float = 0.0,
 ) -> PlacementChoice | None:
     """Return the best plan that `how` finds.
 
-    incumbent: a plan for another question that has to be beaten; it is returned with the bound of both if it is not.
-    only: the partitions to search, if not all. share: of the work that a search may do.
+    incumbent: a plan for another question that has to be beaten by `_asleep`; it is returned with the bound of both if
+    it is not. only: the partitions to search, if not all. share: of the work that a search may do. far: as `_most_work`
+    has it.
     """
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
@@ -152,9 +157,10 @@ def _choose(
     searched = only or candidate_partitions(problems[-1], question, together.reader_components if together else ())
     to_beat = None if incumbent is None else incumbent.search_result
     fuse, patience = fuse_mode(first, question), _patience(question)
-    work, nodes = _most_work(question, share), question.most_nodes
+    work, nodes = _most_work(question, share, far), question.most_nodes
+    margin = _asleep(question)
     search = Search(
-        first, searched, gap, seconds, spare, together, fuse, to_beat, patience, question.control, work, nodes
+        first, searched, gap, seconds, spare, together, fuse, to_beat, margin, patience, question.control, work, nodes
     )
     result = how(search)
     if result is None:
@@ -248,9 +254,12 @@ def _patience(question: PlacementQuery) -> float:
     return PATIENCE if question.search_gap is None else inf
 
 
-def _most_work(question: PlacementQuery, share: float = 1.0) -> float:
-    """Return the work of a search, or a share of it: a user who sets `search_gap` or `search_seconds` waits."""
-    return share * MOST_WORK if question.search_gap is None and question.search_seconds == inf else inf
+def _most_work(question: PlacementQuery, share: float = 1.0, far: float = 0.0) -> Work:
+    """Return the work of a search, or a share of it: a user who sets `search_gap` or `search_seconds` waits. far: the
+    share for a search whose plan has a gap larger than `FAR` after that, if it is more."""
+    if question.search_gap is not None or question.search_seconds < inf:
+        return UNLIMITED
+    return Work(share * MOST_WORK, max(share, far) * MOST_WORK, FAR)
 
 
 def fuse_mode(problem: PlacementProblem, question: PlacementQuery) -> Fuse:
@@ -262,6 +271,12 @@ def _spare(question: PlacementQuery) -> float:
     """Return the share by which a plan with little memory left has to be better: a user who asks for the very best gets
     it, however full it is."""
     return SPARE if question.search_gap is None else min(SPARE, question.search_gap)
+
+
+def _asleep(question: PlacementQuery) -> float:
+    """Return the share by which a plan that offloads models has to be faster to be searched for: how near the very best
+    is to a plan without is told to a user who asks for it."""
+    return ASLEEP if question.search_gap is None else min(ASLEEP, question.search_gap)
 
 
 def candidate_partitions(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
+from weakref import WeakSet
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster
@@ -67,6 +68,8 @@ class PlacementQuery:
     """Whether optimizers may keep their state in the host's memory where the schedule does not say so."""
     control: SearchControl = field(default_factory=SearchControl, compare=False, repr=False)
     """Ends all searches for this question, and for others that are made of it, together."""
+    known: WeakSet[PlacementProblem] = field(default_factory=WeakSet, compare=False, repr=False)
+    """The problems of these questions, as long as a choice has them: those of equal work share their options."""
 
 
 def decomposed_problems(question: PlacementQuery) -> tuple[list[PlacementQuery], list[PlacementProblem]]:
@@ -150,7 +153,7 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     if older and phase.staleness.span == "token":
         refreshed = {line.model for line in question.schedule.refreshes if line.by != "drain"}
         step = tuple(_without_breaks(task, older + 1) if task.model in refreshed else task for task in step)
-    parts = _components(question, step, question.read_separately)
+    parts: Sequence[Component] = _components(question, step, question.read_separately)
     problems = list(_elsewhere(parts, question.cluster))
     for component in parts:
         if component.pin and component.pin.engine:
@@ -180,9 +183,16 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         host_optimizer=question.host_optimizer,
         hosts=any(line.optimizer == "host" for line in question.schedule.placements),
     )
-    return PlacementProblem(
+    for known in question.known:
+        # Options are known by the identity of components and node groups.
+        if known.cluster is question.cluster and known.components == parts and known.options.is_like(options):
+            parts, options = known.components, known.options
+            break
+    problem = PlacementProblem(
         parts, question.cluster, options, question.goal, placed, pairs, 0 if question.sequential_steps else older
     )
+    question.known.add(problem)
+    return problem
 
 
 def _without_breaks(task: Task, requests: int) -> Task:

@@ -781,7 +781,9 @@ def test_allocations_of_which_not_all_choices_were_tried_come_up_again(
     compare(random_case(seed))
 
 
-@pytest.mark.parametrize("limit", [{"patience": 2}, {"most_work": 20}], ids=["gains nothing", "worked enough"])
+@pytest.mark.parametrize(
+    "limit", [{"patience": 2}, {"most_work": progress.Work(20)}], ids=["gains nothing", "worked enough"]
+)
 def test_a_search_ends_with_what_it_has_whatever_the_clock_says(
     limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.passes.placement.search.colocation import Blocks
+from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.partitions import allowed_pool_sizes, can_pack_pools, devices_used_per_node_group
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """For each block the smallest and the largest index into the sizes of its node group."""
+
+ROUND = 0.25
+"""The share of a range of devices by which its bound may be that of more devices."""
 
 
 class AllocationBoxes:
@@ -87,6 +90,26 @@ class AllocationBoxes:
         """Return the devices of each pool."""
         return tuple(self.sizes[block.islands][place] for block, place in zip(blocks, places, strict=True))
 
+    def rounded_up(self, blocks: Blocks, box: Box) -> tuple[int, ...]:
+        """Return the places of a number of devices for each pool that is no less than the most of a box, and more by at
+        most a share `ROUND` of the range: such numbers are asked for again and again."""
+        places = []
+        for block, bottom, top in zip(blocks, *box, strict=True):
+            pool_sizes = self.sizes[block.islands]
+            step = _power_of_two(ROUND * (pool_sizes[top] - pool_sizes[bottom]))
+            place = bisect_left(pool_sizes, math.ceil(pool_sizes[top] / step) * step, top)
+            places.append(min(place, len(pool_sizes) - 1))
+        return tuple(places)
+
+    def round_place(self, block: PartitionBlock, bottom: int, top: int) -> int:
+        """Return the place of the roundest number of devices of a pool in the middle half of a range of places."""
+        pool_sizes, margin = self.sizes[block.islands], (top - bottom) // 4
+        least, most = pool_sizes[bottom + margin], pool_sizes[top - margin]
+        step = _power_of_two(most)
+        while -(-least // step) * step > most:
+            step //= 2
+        return min(bisect_left(pool_sizes, -(-least // step) * step), top)
+
     def fewest_devices(self, blocks: Blocks, wanted: Sequence[int]) -> tuple[int, ...] | None:
         """Return the fewest devices that pools can have of which each needs so many; None if the cluster has fewer."""
         counts = []
@@ -116,6 +139,11 @@ class AllocationBoxes:
                 pool_sizes = self.sizes[blocks[pool].islands]
                 counts[pool] = max(low[pool], pool_sizes[_index(pool_sizes, int(low[pool] + extra))])
         return tuple(min(a, b) for a, b in zip(counts, high, strict=True))
+
+
+def _power_of_two(most: float) -> int:
+    """Return the largest power of two that is no more; 1 at least."""
+    return 1 << max(0, int(most).bit_length() - 1)
 
 
 def _index(pool_sizes: Sequence[int], most: int, top: int | None = None) -> int:

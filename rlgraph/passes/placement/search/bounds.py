@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from operator import attrgetter, le
 from types import MappingProxyType
+
+import numpy as np
 
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.memo import get_or_compute
@@ -32,6 +34,8 @@ class Candidates:
         self.options, self.devices = options, devices
         self.brought: dict[tuple[Candidates, bool], tuple[float, Sequence[float]]] = {}
         """The transfers of weights from these to others, which may share their pool."""
+        self.fastest: dict[tuple[object, ...], float] = {}
+        """The fastest of these to one split of another component, which may share their pool."""
 
     @cached_property
     def least_task_seconds(self) -> Sequence[float]:
@@ -51,6 +55,17 @@ class Candidates:
     def least_on_host(self) -> Option:
         """The option that puts the fewest bytes into a host's memory."""
         return min(self.options, key=attrgetter("host"))
+
+    @cached_property
+    def needed_bytes(self) -> np.ndarray:
+        """What each option needs at its fullest moment, what stays, and what it puts into a host's memory: bytes
+        [3, options]."""
+        return np.array([[option.peak, option.resident, option.host] for option in self.options]).T
+
+    @cached_property
+    def have_fixed_caches(self) -> bool:
+        """Whether each option has one cache, or none."""
+        return all(option.has_fixed_cache for option in self.options)
 
     @cached_property
     def candidates_by_split(self) -> Sequence[Candidates]:
@@ -352,15 +367,20 @@ class Bounds:
         cache, key = choices[source].brought, (choices[target], together)
         return get_or_compute(cache, key, lambda: self._brought(source, target, choices, together))
 
+    def _fastest(self, ends: tuple[int, int], sources: Sequence[Option], target: Option, together: bool) -> float:
+        """Return the seconds of the fastest transfer of weights from some options to one."""
+        seconds = self.problem.pair_sync_seconds
+        return min([seconds(ends, option, target, together) for option in sources])
+
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
         sources, candidates = [split.options[0] for split in choices[source].candidates_by_split], choices[target]
-        fastest = {
-            split.options[0].split.weights: min(
-                self.problem.pair_sync_seconds((source, target), option, split.options[0], together)
-                for option in sources
+        fastest = {}
+        for split in candidates.candidates_by_split:
+            option = split.options[0]
+            key = (target, option.split.weights, together)
+            fastest[option.split.weights] = get_or_compute(
+                choices[source].fastest, key, partial(self._fastest, (source, target), sources, option, together)
             )
-            for split in candidates.candidates_by_split
-        }
         sync = min(fastest.values())
         if target not in self.problem.independent_receivers:
             return sync, candidates.least_task_seconds

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, column_minima
 from rlgraph.passes.placement.search.colocation import Blocks
+from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent
 from rlgraph.passes.placement.search.problem import PlacementProblem
 
@@ -28,11 +29,7 @@ class Decompositions:
     @property
     def reader_components(self) -> list[int]:
         """The components of the parted problem that are parts of others in some ways."""
-        return [
-            number
-            for number, component in enumerate(self.fully_split_problem.components)
-            if component.separated_by == "chosen" and component.receives_weights
-        ]
+        return [number for number, component in enumerate(self.fully_split_problem.components) if _is_reader(component)]
 
     def translate_partition(self, way: int, blocks: Blocks) -> Blocks:
         """Return a partition of the parted problem without its readers as one of another way."""
@@ -43,6 +40,17 @@ class Decompositions:
         return tuple(
             replace(block, components=tuple(sorted(numbers[number] for number in block.components))) for block in blocks
         )
+
+    def without_readers(self, way: int, blocks: Blocks) -> Blocks:
+        """Return a partition of one way without the components that are parts of others in some ways."""
+        components = self.problems[way].components
+        parts = [tuple(number for number in block.components if not _is_reader(components[number])) for block in blocks]
+        return tuple(replace(block, components=part) for block, part in zip(blocks, parts, strict=True))
+
+
+def _is_reader(component: Component) -> bool:
+    """Return whether a component reads separately from its training since a search tries that."""
+    return component.separated_by == "chosen" and component.receives_weights
 
 
 class _Open(PlacementProblem):

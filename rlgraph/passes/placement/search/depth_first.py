@@ -25,6 +25,9 @@ MOST_TRIES = 4000
 FEW_TRIES = 200
 """Choices that are looked at for all allocations between two, which are then looked at by halves."""
 
+FEW = 32
+"""Options of which each is asked whether it fits; of more it is asked at once."""
+
 LONG = 8
 """After so many ranges that were given up the next one gets `MOST_TRIES`, and those after it as long as that is enough:
 where hardly any size matters, halves are as hard to tell apart as the whole."""
@@ -310,11 +313,16 @@ def _with_largest_cache(option: Option) -> Option:
 def _within(candidates: Candidates, left: float, active: float, host: float) -> Candidates | None:
     """Return the options that fit into so many bytes, next to what others need while they work, and into so many of a
     node's host."""
-    fit = [
-        fitted
-        for option in candidates.options
-        if (fitted := option.with_fitting_caches(left, active, host)) is not None
-    ]
+    options = candidates.options
+    if len(options) > FEW:
+        peak, resident, hosted = candidates.needed_bytes
+        fits = (peak <= left) & (resident + active <= left) & (hosted <= host)
+        if candidates.have_fixed_caches and fits.all():
+            return candidates
+        options = [options[index] for index in fits.nonzero()[0]]
+        if candidates.have_fixed_caches:
+            return Candidates(options) if options else None
+    fit = [fitted for option in options if (fitted := option.with_fitting_caches(left, active, host)) is not None]
     if len(fit) == len(candidates.options) and all(map(is_, fit, candidates.options)):
         return candidates
     return Candidates(fit) if fit else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, product
 from operator import itemgetter
 
@@ -15,6 +16,7 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.shared_pipelines import stage_misfit
 from rlgraph.passes.cost.fused_pipelines import estimated_seconds, lower_bound_seconds
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
+from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
@@ -65,11 +67,12 @@ def _shared_plans(
         options_of.append([(seconds, option.deployment.mesh, option) for seconds, option in shortest[:OWN]])
     # Trainings that compute longer than they take now are no better.
     most = sum(sum(found.options[number].seconds) for number in piece)
+    alike: dict[tuple[Mesh, ...], bool] = {}
     combinations = [
         (seconds, [option for *_, option in combination])
         for combination in product(*options_of)
         if (seconds := sum(taken for taken, *_ in combination)) < most
-        and _heterogeneous([split for _, split, _ in combination])
+        and get_or_compute(alike, meshes := tuple([mesh for _, mesh, _ in combination]), partial(_differ, meshes))
     ]
     combinations.sort(key=itemgetter(0))
     others = (other for other in found.pieces if {*other}.isdisjoint(piece))
@@ -103,7 +106,7 @@ def _least(option: Option) -> float:
     return sum(task_seconds for task_seconds, *_ in option.least_pipeline_seconds)
 
 
-def _heterogeneous(splits: Sequence[Mesh]) -> bool:
+def _differ(splits: Sequence[Mesh]) -> bool:
     """Return whether models have stages in common with meshes that differ."""
     differ = len(set(splits)) > 1 and len({split.rank_count for split in splits}) == 1
     return differ and not stage_misfit(splits)

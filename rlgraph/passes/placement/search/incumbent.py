@@ -51,11 +51,13 @@ class SearchResult:
 class Incumbent:
     """The best plan so far, and the bounds of what was pruned."""
 
-    def __init__(self, gap: float, spare: float = 0.0) -> None:
+    def __init__(self, gap: float, spare: float = 0.0, known: SearchResult | None = None, margin: float = 0.0) -> None:
         """gap: how far from the best plan is near enough, as a share. spare: the share of it by which a tight plan has
-        to be better than one that is not."""
+        to be better than one that is not. known: a plan for another problem that has to be beaten, by a share `margin`
+        of its value."""
         self.gap, self.spare = gap, spare
-        self.best: SearchResult | None = None
+        self.known, self.margin = known, margin
+        self.best = known
         self.ranges_searched = 0
         self.least_pruned_bound = math.inf
         """The least bound of what was pruned."""
@@ -68,6 +70,8 @@ class Incumbent:
         """Return the bound from which on nothing is worth looking at."""
         if self.best is None:
             return math.inf
+        if self.best is self.known:
+            return self.best.value * (1 - max(self.gap, self.margin))
         enough = self.best.value * (1 - self.gap)
         # A plan that is not tight may be better although it takes longer.
         return enough / (1 - self.spare) if self.best.is_tight else enough
@@ -88,6 +92,8 @@ class Incumbent:
             self.note_pruned(found.value)
 
     def _beats(self, plan: SearchResult, best: SearchResult) -> bool:
+        if best is self.known:
+            return plan.value < best.value * (1 - self.margin)
         if plan.is_tight == best.is_tight:
             return plan.value < best.value
         if plan.is_tight:

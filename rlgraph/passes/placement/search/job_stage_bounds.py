@@ -11,6 +11,9 @@ from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Bo
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 
+NEAR = 1 / 16
+"""The share of a range of sizes to which the least that a pool needs is found."""
+
 
 class JobStageBounds:
     """Narrows the boxes of one problem, in a search that has a plan already."""
@@ -27,8 +30,9 @@ class JobStageBounds:
             return box
         low, high = box
         while True:
-            most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, high, strict=True)]
-            others = _most([self.weight_arrival_seconds(blocks, high), *(loads for loads in most if loads is not None)])
+            tops = self.boxes.rounded_up(blocks, (low, high))
+            most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, tops, strict=True)]
+            others = _most([self.weight_arrival_seconds(blocks, tops), *(loads for loads in most if loads is not None)])
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
                 least, lost = self.smallest_size_index(block, bottom, top, others)
@@ -46,13 +50,13 @@ class JobStageBounds:
     def smallest_size_index(
         self, block: PartitionBlock, bottom: int, top: int, others: Sequence[float]
     ) -> tuple[int, float]:
-        """Return the smallest place from `bottom` to `top` with which a pool does not make the step too long, where no
-        stage is shorter than in `others`; one more than `top` if there is none. Also return the least bound of the
-        places below."""
+        """Return a place from `bottom` to `top` below which a pool makes the step too long, where no stage is shorter
+        than in `others`; one more than `top` if it does so with all. It is the largest such place, but for a share
+        `NEAR` of the range. Also return the least bound of the places below."""
         lost = math.inf
         low, high = bottom, top + 1
-        while low < high:
-            middle = (low + high) // 2
+        while high - low > NEAR * (top - bottom):
+            middle = self.boxes.round_place(block, low, high - 1)
             loads = self.pool_stage_seconds(block, middle)
             value = math.inf
             if loads is not None:

@@ -8,23 +8,24 @@ that stay, which are known from the search for a plan in which all do, and
        be better at all;
     2. for the partitions that are left: either only models are offloaded that are brought new weights in any case, for
        which nothing is counted, and others keep what they keep; or at least one other model is offloaded and takes the
-       time for that, and nothing is counted of what others keep. A plan that offloads models is one of these.
+       time for that, and nothing is counted of what others keep. A plan that offloads models is one of these. This is
+       left out where several ways to decompose a step's work are searched together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
 from operator import attrgetter
 
 from rlgraph.passes.placement.search.allocation_boxes import Box
 from rlgraph.passes.placement.search.bounds import Bounds, Candidates, PoolOptions
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
+from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.progress import SearchControl
+from rlgraph.passes.placement.search.progress import UNLIMITED, SearchControl, Work
 from rlgraph.passes.placement.search.search import Fuse, Search
 
 
@@ -36,33 +37,35 @@ def partitions_worth_offloading(
     seconds: float,
     fuse: Fuse,
     control: SearchControl | None = None,
-    most_work: float = inf,
-) -> tuple[list[Blocks], float]:
+    most_work: Work = UNLIMITED,
+    ways: Decompositions | None = None,
+) -> tuple[dict[Blocks, float], float]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
-    of its value, and the least bound of the others. problem: one in which none may be offloaded. control: of the
-    searches that end together with it. most_work: of each search. Raises OutOfTime."""
+    of its value, with a bound of each, and the least bound of the others. problem: one in which none may be offloaded.
+    control: of the searches that end together with it. most_work: of each search. ways: as a search has them. Raises
+    OutOfTime."""
 
-    def search_partitions(blocks: Sequence[Blocks], free: frozenset[int], resting: int | None = None) -> _OffloadSearch:
-        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control, most_work)
+    def search_partitions(
+        blocks: Sequence[Blocks], free: frozenset[int] | None = None, resting: int | None = None
+    ) -> _OffloadSearch:
+        search = _OffloadSearch(problem, blocks, found, gap, seconds, fuse, free, resting, control, most_work, ways)
         search.run_until_deadline()
         return search
 
     all_components = range(len(problem.components))
-    unlimited = search_partitions(candidates, frozenset(all_components))
-    if not unlimited.could:
-        return [], unlimited.incumbent.proven_bound()
+    unlimited = search_partitions(candidates)
+    if not unlimited.could or ways:
+        return unlimited.could, unlimited.incumbent.proven_bound()
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
     brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
     limited = [search_partitions(remaining, brought)] if brought else []
-    limited += [
-        search_partitions(remaining, frozenset(all_components), number)
-        for number in all_components
-        if number not in brought
-    ]
-    could = set[Blocks]().union(*(search.could for search in limited))
-    return [blocks for blocks in remaining if blocks in could], min(
-        search.incumbent.proven_bound() for search in (unlimited, *limited)
-    )
+    limited += [search_partitions(remaining, None, number) for number in all_components if number not in brought]
+    could = {
+        blocks: min(search.could[blocks] for search in limited if blocks in search.could)
+        for blocks in remaining
+        if any(blocks in search.could for search in limited)
+    }
+    return could, min(search.incumbent.proven_bound() for search in (unlimited, *limited))
 
 
 class _OffloadSearch(Search):
@@ -76,31 +79,52 @@ class _OffloadSearch(Search):
         gap: float,
         seconds: float,
         fuse: Fuse,
-        free: frozenset[int],
+        free: frozenset[int] | None,
         resting: int | None,
         control: SearchControl | None,
-        most_work: float,
+        most_work: Work,
+        ways: Decompositions | None,
     ) -> None:
         self.free, self.resting = free, resting
-        self.could: set[Blocks] = set()
+        self.could: dict[Blocks, float] = {}
+        """The partitions of which an allocation cannot be pruned, with the bound of the first such one: those that are
+        looked at later have larger bounds."""
         super().__init__(
-            problem, candidates, gap, seconds, fuse=fuse, known=found, control=control, most_work=most_work
+            problem, candidates, gap, seconds, 0.0, ways, fuse, known=found, control=control, most_work=most_work
         )
+        self._candidate_of = {
+            (way, ways.translate_partition(way, blocks)): blocks
+            for way in range(len(ways.problems) if ways else 0)
+            for blocks in candidates
+            if ways
+        }
 
     def make_bounds(self, problem: PlacementProblem, way: int) -> Bounds:
         return _OffloadBounds(problem, self.incumbent, self.free, self.resting)
 
+    def make_joint_bounds(self, ways: Decompositions) -> DecompositionBounds:
+        return _JointOffloadBounds(ways, self.incumbent)
+
+    def candidate_of(self, way: int, blocks: Blocks) -> Blocks:
+        """Return the partition among the candidates that one of a way belongs to."""
+        if not self.ways or way == len(self.ways.problems):
+            return blocks
+        return self._candidate_of[way, self.ways.without_readers(way, blocks)]
+
     def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
-        return float("inf") if blocks in self.could else super().box_bound(way, blocks, box)
+        return float("inf") if self.candidate_of(way, blocks) in self.could else super().box_bound(way, blocks, box)
 
     def sharp_box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
-        return float("inf") if blocks in self.could else super().sharp_box_bound(way, blocks, box)
+        if self.candidate_of(way, blocks) in self.could:
+            return float("inf")
+        return super().sharp_box_bound(way, blocks, box)
 
     def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         if high is None:
             return True
         if low == high and self.boxes.has_room(blocks, low):
-            self.could.add(blocks)
+            # Of several ways the one that is looked at first has the least bound.
+            self.could.setdefault(self.candidate_of(way, blocks), self.incumbent.least_open_bound)
         return low == high
 
 
@@ -109,13 +133,16 @@ class _OffloadBounds(Bounds):
     work."""
 
     def __init__(
-        self, problem: PlacementProblem, incumbent: Incumbent, free: frozenset[int], resting: int | None
+        self, problem: PlacementProblem, incumbent: Incumbent, free: frozenset[int] | None, resting: int | None
     ) -> None:
+        """free: the components that leave all memory; None: all."""
         super().__init__(problem, incumbent)
         self.free, self.resting = free, resting
 
     def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
-        return 0.0 if number in self.free else super().least_resident_bytes(number, options)
+        if self.free is None or number in self.free:
+            return 0.0
+        return super().least_resident_bytes(number, options)
 
     def _fitting(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         pool, number = super()._fitting(block, devices), self.resting
@@ -144,3 +171,10 @@ class _OffloadBounds(Bounds):
             yield option.with_pipeline_seconds(
                 [seconds + added[task] for seconds, task in zip(option.seconds, tasks, strict=True)]
             )
+
+
+class _JointOffloadBounds(DecompositionBounds):
+    """Bounds for all ways in which all components leave all memory to others."""
+
+    def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
+        return 0.0

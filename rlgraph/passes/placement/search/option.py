@@ -177,9 +177,9 @@ class Option:
         """Return the option with the caches with which it needs so many bytes at most; None if not even the smallest
         fits. active: what others need at least while they work, besides what stays. host: bytes of the memory of a
         node's host."""
-        if self.host > host or self.resident + max(active, *self.active) > left:
+        if self.host > host or self.peak > left or self.resident + active > left:
             return None
-        if self.has_fixed_cache:
+        if self.high is self.strategy:
             return self
         assert self.strategy.caches
         caches, low = self.strategy.caches, self.strategy.cache

@@ -88,6 +88,13 @@ class Options(Strategies):
         self._sharing: dict[tuple[object, ...], Sharing] = {}
         self._filled: dict[tuple[int, int], Sharing] = {}
 
+    def is_like(self, other: Options) -> bool:
+        """Return whether these are the options of the same work with the same settings."""
+        names = ("tasks", "constants", "engines", "streams", "fuses", "host_optimizer", "offload", "apart", "hosts")
+        return all(getattr(self, name) == getattr(other, name) for name in names) and [*self.parts.values()] == [
+            *other.parts.values()
+        ]
+
     @property
     def work_done(self) -> float:
         """The work of the searches for these options, in options made: it depends on the problem alone."""
@@ -429,6 +436,17 @@ class Options(Strategies):
         hosted = (optimizer + (0.0 if component.receives_weights else strategy.offloaded_host_bytes(copies)),)
         asleep = Option(strategy, copies, split, True, times, moved, kind, sent, high, hosted)
         return (asleep,) if said else (staying, asleep)
+
+    def same_option(self, component: Component, option: Option) -> Option:
+        """Return, for a component, the option that does the same as one of a component with the same tasks; its bytes
+        may be others. The model stays on its devices."""
+        if isinstance(option, SeparateReadingOption):
+            _, trained, read = self.parts[id(component)]
+            trainer, reader = self.same_option(trained, option.trainer), self.same_option(read, option.reader)
+            seconds = [option.seconds[component.tasks.index(task)] for task in read.tasks]
+            return self._separate_option(component, trainer, reader, seconds)
+        strategy = self.make_strategy(component, option.strategy.deployment)
+        return self.make_options(component, strategy, option.copies)[0]
 
     def _sent(self, component: Component, deployment: Deployment, copies: int) -> tuple[Split, object, Key]:
         """Return the split of so many replicas, and what decides how fast weights and rows come from them, or to

@@ -64,6 +64,7 @@ class PlacementProblem:
         self._joined: dict[Pieces, TaskOrder] = {}
         self._colocations: dict[Blocks, Colocation] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
+        self._known_syncs: dict[tuple[object, ...], float] = {}
         component_numbers = {
             (component.model_name, op): number
             for number, component in enumerate(components)
@@ -253,10 +254,15 @@ class PlacementProblem:
 
     def pair_sync_seconds(self, ends: tuple[int, int], source: Option, target: Option, together: bool) -> float:
         """Return the seconds that the new weights of a component take to another one with the same model."""
-        key = (ends, source.split.weights, target.split.weights, together)
-        return get_or_compute(
-            self._syncs, key, lambda: self.weight_transfer_cost(ends[0], source, target, together).seconds
-        )
+        # Options of one split have the same object, which is quicker to look up than what decides.
+        known = (ends, id(source.split), id(target.split), together)
+        seconds = self._known_syncs.get(known)
+        if seconds is None:
+            key = (ends, source.split.weights, target.split.weights, together)
+            seconds = self._known_syncs[known] = get_or_compute(
+                self._syncs, key, lambda: self.weight_transfer_cost(ends[0], source, target, together).seconds
+            )
+        return seconds
 
     def sync_seconds(self, home: Mapping[int, int], chosen: Sequence[Option]) -> list[float]:
         """Return the seconds of all transfers of weights with an option of each component. home: their pools."""

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from time import monotonic
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlgraph.catalog.clusters.units import format_seconds
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError
@@ -89,6 +89,19 @@ class SearchControl:
         return 0.0 if self.stopped else ends - monotonic()
 
 
+class Work(NamedTuple):
+    """How much work a search may do."""
+
+    near: float = math.inf
+    far: float = math.inf
+    """The work after which it ends if the gap of its plan is larger than `gap` after the other."""
+    gap: float = math.inf
+
+
+UNLIMITED = Work()
+"""The work of a search that ends where it is done."""
+
+
 class SearchProgress(ProgressLine):
     """The progress and the time limit of one search."""
 
@@ -97,7 +110,7 @@ class SearchProgress(ProgressLine):
         seconds: float,
         control: SearchControl | None = None,
         goal: Literal["time", "cost"] = "time",
-        most_work: float = math.inf,
+        most_work: Work = UNLIMITED,
         work_done: Callable[[], float] = float,
     ) -> None:
         """seconds: the time after which the search ends. control: of the searches that end together with it. goal: what
@@ -107,6 +120,8 @@ class SearchProgress(ProgressLine):
         self.seconds, self.control = seconds, control or SearchControl()
         self.goal = goal
         self.most_work, self.work_done = most_work, work_done
+        self.share = 1.0
+        """The share of that work after which it ends for now."""
         self.steps = 0
         """How often `check_time` was called."""
 
@@ -114,8 +129,12 @@ class SearchProgress(ProgressLine):
         """Show what is minimized of the best plan, and its gap, which `state` returns. Raises OutOfTime, and OutOfWork
         where there is a plan."""
         self.steps += 1
-        if self.work_done() > self.most_work and state()[0] is not None:
-            raise OutOfWork
+        if self.work_done() > self.share * self.most_work.near:
+            value, gap = state()
+            if value is not None and gap > self.most_work.gap:
+                self.most_work = Work(self.most_work.far)
+            elif value is not None:
+                raise OutOfWork
         elapsed = self.elapsed_seconds()
         if elapsed >= self.seconds or self.control.stopped:
             raise OutOfTime

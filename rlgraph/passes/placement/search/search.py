@@ -33,7 +33,14 @@ from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
 from rlgraph.passes.placement.search.memory_fit import MemoryFit, with_smallest_cache
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.progress import OutOfTime, OutOfWork, SearchControl, SearchProgress
+from rlgraph.passes.placement.search.progress import (
+    UNLIMITED,
+    OutOfTime,
+    OutOfWork,
+    SearchControl,
+    SearchProgress,
+    Work,
+)
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
@@ -87,30 +94,29 @@ class Search:
         ways: Decompositions | None = None,
         fuse: Fuse = "all",
         known: SearchResult | None = None,
+        margin: float = 0.0,
         patience: float = PATIENCE,
         control: SearchControl | None = None,
-        most_work: float = math.inf,
+        most_work: Work = UNLIMITED,
         most_nodes: int = 0,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
         spare: the share by which a plan that leaves too little memory has to be better than one that does not. ways:
         the ways of which `problem` is the first one; `candidates` are then those of the last one, and its readers may
-        be anywhere. fuse: where trainings may share pipelines. known: a plan for another problem that has to be beaten.
+        be anywhere. fuse: where trainings may share pipelines. known, margin: as `Incumbent` has them.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
         plan. control: of the searches that end together with this one. most_work: work after
         which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it."""
         self.problem, self.candidates = problem, candidates
-        self.incumbent, self.known = Incumbent(gap, spare), known
+        self.incumbent, self.known = Incumbent(gap, spare, known, margin), known
         options, before = problem.options, problem.options.work_done
         self.watch = SearchProgress(seconds, control, problem.goal, most_work, lambda: options.work_done - before)
-        if known is not None:
-            self.incumbent.keep_if_better(known)
         self.ways = ways
         self.boxes = AllocationBoxes(problem.cluster, candidates, most_nodes)
         problems = ways.problems if ways else [problem]
         self.bounds = [self.make_bounds(way_problem, way) for way, way_problem in enumerate(problems)]
         if ways:
-            self.bounds.append(DecompositionBounds(ways, self.incumbent))
+            self.bounds.append(self.make_joint_bounds(ways))
         self.fuse = fuse
         for bounds in self.bounds:
             bounds.fuses &= fuse == "all"
@@ -127,6 +133,10 @@ class Search:
     def make_bounds(self, problem: PlacementProblem, way: int) -> Bounds:
         """Return the bounds of the plans of a problem."""
         return Bounds(problem, self.incumbent, way)
+
+    def make_joint_bounds(self, ways: Decompositions) -> DecompositionBounds:
+        """Return the bounds of the plans of all ways."""
+        return DecompositionBounds(ways, self.incumbent)
 
     def run(self) -> SearchResult | None:
         """Return the best plan; None if none fits. Ctrl-C gives the best one so far. Raises ProgramError where the time
@@ -153,7 +163,7 @@ class Search:
                     self.search_partitions()
                     self.search_postponed()
                 except OutOfWork:
-                    self.watch.most_work = self.watch.work_done() + FUSING_WORK
+                    self.watch.share, self.watch.most_work = 1.0, Work(self.watch.work_done() + FUSING_WORK)
                 best = self.incumbent.best
                 if best is not None and best is not self.known:
                     self.search_shared_pipelines()
@@ -216,6 +226,7 @@ class Search:
                 if heap and least > heap[0][0]:
                     heappush(heap, (least, number, way, blocks, box, True))
                     continue
+            incumbent.least_open_bound = least
             parts = self.branch_entry(way, blocks, box)
             if parts is None:
                 popped += 1
@@ -236,7 +247,7 @@ class Search:
         """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
         the best plan is near enough, or half of the work is done: searches for other plans need the rest. Where nothing
         has fitted yet it would take as long again to say so."""
-        whole, self.watch.most_work = self.watch.most_work, self.watch.most_work / 2
+        self.watch.share = 0.5
         while self._postponed and self.incumbent.best is not None and not self.has_stalled():
             least, _, way, blocks, devices, tries = self._postponed[0]
             if least >= self.incumbent.good_enough_bound():
@@ -248,7 +259,7 @@ class Search:
             heappop(self._postponed)
             self.postpone(way, again, max(least, again.least_untried_bound), MORE * tries)
         # Trainings that share a pipeline are still to come.
-        self.watch.most_work = whole
+        self.watch.share = 1.0
 
     def postpone(self, way: int, search: AllocationSearch, bound: float, tries: int) -> None:
         """Note an allocation that was searched with so many tries, if these were not enough."""
@@ -356,17 +367,22 @@ class Search:
         """Return the fewest and the most devices of each pool."""
         return self.boxes.pool_device_counts(blocks, box[0]), self.boxes.pool_device_counts(blocks, box[1])
 
+    def bounded_range(self, blocks: Blocks, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the fewest devices of each pool, and at least the most, with which a box is bounded."""
+        most = self.boxes.rounded_up(blocks, box)
+        return self.boxes.pool_device_counts(blocks, box[0]), self.boxes.pool_device_counts(blocks, most)
+
     def box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return what no allocation of a box can beat."""
         self.incumbent.ranges_searched += 1
-        low, high = self.device_range(blocks, box)
+        low, high = self.bounded_range(blocks, box)
         bounds = self.bounds[way]
         choices = bounds.candidates_by_component(blocks, high)
         return math.inf if choices is None else bounds.loose_bound(blocks, low, choices)
 
     def sharp_box_bound(self, way: int, blocks: Blocks, box: Box) -> float:
         """Return a better bound of a box that takes longer to compute."""
-        low, high = self.device_range(blocks, box)
+        low, high = self.bounded_range(blocks, box)
         bounds = self.bounds[way]
         choices = bounds.candidates_by_component(blocks, high)
         return math.inf if choices is None else bounds.sharp_bound(blocks, low, choices)

@@ -1,0 +1,131 @@
+"""What a search does not ask twice, or not at all, and that its answers are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from operator import le
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+import rlgraph
+from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.ir.schedule import StreamLine
+from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_placement
+from rlgraph.passes.placement.known_answer import answer_with_less_room
+from rlgraph.passes.placement.query import make_problem
+from rlgraph.passes.placement.search import dominance
+from rlgraph.passes.placement.search.allocation_boxes import ROUND, AllocationBoxes
+from rlgraph.passes.placement.search.colocation import PartitionBlock
+from rlgraph.passes.placement.search.dominance import undominated
+from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.progress import OutOfWork, SearchProgress, Work
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+
+
+class Numbers:
+    """As much of an option as comparisons ask for."""
+
+    def __init__(self, kind: int, key: tuple[float, ...]) -> None:
+        self.kind, self.key, self.floor, self.peak, self.host = kind, key, key, key[0], 0.0
+        self.total, self.order, self.counted, self.beaten = sum(key[1:]), (sum(key[1:]), key), False, None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_options_that_are_compared_at_once_are_those_that_are_compared_one_by_one(seed: int) -> None:
+    dice = Random(seed)
+    keys = [tuple(dice.randrange(200) / 20 for _ in range(5)) for _ in range(900)]
+    options = [Numbers(dice.randrange(2), key) for key in dict.fromkeys(keys)]
+    best = {
+        option
+        for option in options
+        if option.peak <= 7
+        and not any(
+            other is not option and other.kind == option.kind and all(map(le, other.key, option.key))
+            for other in options
+        )
+    }
+    assert min(sum(option.kind == kind for option in best) for kind in (0, 1)) > dominance.FEW
+    assert set(undominated(cast(Any, options), 7.0)) == cast(Any, best)
+
+
+def blocks_of(sizes: int) -> tuple[PartitionBlock, ...]:
+    return tuple(PartitionBlock((number,), 0) for number in range(sizes))
+
+
+@pytest.mark.parametrize("cluster", ["128x8:h100-80gb", "40x6:h100-80gb", "1x8:h100-80gb"])
+def test_ranges_are_bounded_with_few_numbers_of_devices(cluster: str) -> None:
+    """None is less than the most of a range, nor much more; a single size is asked for as it is."""
+    boxes, dice, pools = AllocationBoxes(read_cluster(cluster)), Random(0), blocks_of(1)
+    sizes, asked = boxes.sizes[0,], set()
+    for _ in range(400):
+        low, high = sorted(dice.randrange(len(sizes)) for _ in range(2))
+        (place,) = boxes.rounded_up(pools, ((low,), (high,)))
+        node = boxes.cluster.islands[0].per_node
+        assert place >= high and (low < high or place == high)
+        assert sizes[place] <= sizes[high] + ROUND * (sizes[high] - sizes[low]) + node
+        asked.add(place)
+        middle = boxes.round_place(pools[0], low, high)
+        assert low + (high - low) // 4 <= middle <= high
+    assert len(asked) < len({*range(len(sizes))}) or len(sizes) < 10
+    if cluster.startswith("128"):
+        assert sizes[boxes.round_place(pools[0], 0, len(sizes) - 1)] == 512
+
+
+@pytest.mark.parametrize(("gap", "steps"), [(0.05, 11), (0.2, 31)])
+def test_work_goes_on_where_the_plan_may_be_far_from_the_best(gap: float, steps: int) -> None:
+    """And does not end when it is nearer a little later."""
+    done = [0]
+    watch = SearchProgress(inf, most_work=Work(10, 30, 0.1), work_done=lambda: done[0])
+    with pytest.raises(OutOfWork):
+        while True:
+            done[0] += 1
+            watch.check_time(lambda: (1.0, gap if done[0] < 20 else 0.0))
+    assert done[0] == steps
+
+
+def test_a_known_plan_has_to_be_beaten_by_its_margin() -> None:
+    known = SearchResult((), (), (), 100.0, 100.0, 0.0, 0)
+    incumbent = Incumbent(0.0, 0.01, known, 0.01)
+    assert incumbent.good_enough_bound() == 99
+    incumbent.keep_if_better(replace(known, value=99.5))
+    assert incumbent.best is known and incumbent.proven_bound() == 0.0
+    incumbent.least_open_bound = inf
+    assert incumbent.proven_bound() == 99.5
+    better = replace(known, value=98.0)
+    incumbent.keep_if_better(better)
+    assert incumbent.best is better and incumbent.good_enough_bound() == 98
+
+
+@pytest.fixture(scope="module")
+def chosen() -> PlacementChoice:
+    made = rlgraph.compile(
+        ALGORITHMS / "grpo.rlf", {"base": '"Qwen/Qwen2.5-0.5B"'}, cluster="1x2:h100-80gb", offload=False
+    )
+    return made.choice
+
+
+def test_questions_about_equal_work_share_their_options(chosen: PlacementChoice) -> None:
+    question, options = chosen.question, chosen.problem.options
+    alike = (replace(question, sequential_steps=True), replace(question, most_nodes=1), replace(question, fuse=False))
+    others = (replace(question, offload=True), replace(question, host_optimizer=True), replace(question, engines=()))
+    assert all(make_problem(other).options is options for other in alike)
+    assert all(make_problem(other).options is not options for other in others)
+    made = options.options_made
+    again = choose_before_deadline(inf, replace(question, most_nodes=1))
+    assert again and again.search_result.value == chosen.search_result.value and options.options_made == made
+
+
+def test_a_plan_that_has_room_for_more_is_the_best_one_with_more(chosen: PlacementChoice) -> None:
+    streams = replace(chosen.question.schedule, streams=(StreamLine("rollout"),))
+    question = replace(chosen.question, schedule=streams)
+    known, searched = answer_with_less_room(chosen, question), choose_placement(question)
+    assert known and searched and known.problem.options.streams
+    assert known.search_result.value == searched.search_result.value == chosen.search_result.value
+    assert known.plan == searched.plan
+    fuller = replace(question.constants, reserved=question.constants.reserved + 60 * 2**30)
+    assert answer_with_less_room(chosen, replace(question, constants=fuller)) is None
