@@ -211,7 +211,6 @@ WRONG_ARGUMENTS: list[tuple[str, str]] = [
     ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', offload='no')", "E0894]: `offload` is True or False, not 'no'"),
     ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', search_gap='x')", "E0894]: `search_gap` is a share from 0 to 1"),
     ("rlgraph.compile('tiny.rlf', minimize='cost')", "E0895]: `minimize` is for the search for a plan"),
-    ("rlgraph.compile('tiny.rlf', workload=rlgraph.workload(3))", "E0895]: `workload` is for the search"),
     ("rlgraph.load_plan(3)", "E0894]: `path` is a path, not 3"),
     ("rlgraph.functions(3)", "E0894]: `program` is a path"),
     ("rlgraph.workload([3])", "E0894]: `prompt_tokens` is a number of tokens, or a text"),

@@ -119,7 +119,6 @@ def compile(
     check_arguments(search_seconds=search_seconds, search_gap=search_gap)
     if cluster is None:
         given = {
-            "workload": workload is not None,
             "calibration": calibration is not None,
             "minimize": minimize != "time",
             "offload": not offload,

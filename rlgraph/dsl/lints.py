@@ -77,12 +77,15 @@ def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
 
 
 def _still_updates(graph: Graph) -> Iterator[Diagnostic]:
-    """Warn of updates that leave all weights as they are."""
+    """Warn of updates that leave all weights as they are, and of answers from which nothing is learned."""
     for node in graph.walk():
         rate = node.attr("lr") if NODES[node.op].trains else None
         rates = [rate.args[0], rate.option("final", 0.0)] if isinstance(rate, ConstructorCall) else [rate]
         if rates[0] is not None and not any(rates):
             yield Diagnostic("W0516", "at `lr=0` this trains nothing: all weights stay as they are", node.span)
+        if node.op == "generate" and node.attr("max_tokens") == 0:
+            message = "with `max_tokens=0` all answers are empty, and nothing is learned from them"
+            yield Diagnostic("W0516", message, node.span, "say how many tokens an answer has at most: `max_tokens=512`")
         if node.op == "update" and node.attr("ema") == 1:
             message = "with `ema=1` all of the old weights stays, and this updates nothing"
             yield Diagnostic("W0516", message, node.span, "`ema=0.99` takes a hundredth of the new ones each time")

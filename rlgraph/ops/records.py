@@ -155,7 +155,7 @@ RECORDS = (
         attributes=(
             *_SAMPLING,
             Attribute("first", "int", None, 1, 65536, "of each row's `n` samples only those that end first, so many"),
-            Attribute("max_tokens", "int", low=1, doc="tokens of an answer at most, its end included"),
+            Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
             Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
             _ROUTING,

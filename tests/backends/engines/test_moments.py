@@ -338,7 +338,7 @@ def test_no_rank_needs_more_than_a_bucket_beside_its_part(
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, odd: float, tmp_path: Path) -> None:
     for place in (0, 4_000, 40_000, 99_999):
-        tensor = torch.full((100, 1000), torch.finfo(dtype).max, dtype=dtype)
+        tensor = torch.full((100, 1000), 1e4, dtype=dtype)
         assert write_tensors(tmp_path / "fine.safetensors", {"a": tensor}, 1 << 16)[1] == ""
         tensor.view(-1)[place] = odd
         assert write_tensors(tmp_path / "odd.safetensors", {"a": tensor}, 1 << 16)[1] == "a"
