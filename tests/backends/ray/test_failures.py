@@ -449,9 +449,11 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
         for where in runs:
             until(
                 lambda at=where: (
-                    (at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0
+                    runs[at].poll() is not None
+                    or ((at / "out" / "metrics.jsonl").is_file() and (at / "out" / "metrics.jsonl").stat().st_size > 0)
                 )
             )  # type: ignore[misc]
+            assert runs[where].poll() is None, ended(runs[where])
             (where / "sleep").touch()
         for where in runs:
             until((where / "sleeping").is_file)
