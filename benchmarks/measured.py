@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist
 
 from benchmarks.older_vllm import ROW
 from rlgraph.backends.enginespec.rates import WorkKind
@@ -24,6 +23,7 @@ from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
+from rlgraph.passes.cost.decoding import largest_excess
 from rlgraph.passes.cost.lengths import Lengths, parse_lengths
 from rlgraph.passes.cost.work import Tokens
 
@@ -434,14 +434,11 @@ def _train(row: Row) -> Experiment:
 def _slowest(row: Row, parts: int, found: Experiment) -> float:
     """How many times the tokens of the average replica the one with most has in an update, where nobody deals rows out
     by their tokens: verl balances a whole batch, and cuts each replica's rows into updates in their order. Rows of a
-    replica add up to about a normal sum (Blom's, as `rlgraph.passes.cost.decoding` has it)."""
+    replica add up to about a normal sum."""
     facts = _Facts(row)
     replicas = facts.dp // (row.noted(r"\bUlysses over (\d+)") or 1)
-    if replicas < 2:
-        return 1.0
     lengths, rows = parse_lengths(found.answers), facts.rows / parts / replicas
-    above = NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
-    return 1 + above * lengths.standard_deviation / (facts.prompt + lengths.mean) / rows**0.5
+    return 1 + largest_excess(replicas) * lengths.standard_deviation / (facts.prompt + lengths.mean) / rows**0.5
 
 
 def _logprobs(row: Row) -> Experiment:

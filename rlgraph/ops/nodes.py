@@ -97,6 +97,12 @@ def table_of(node: Node) -> str:
     return _input(node, "table")
 
 
+def tables_read(node: Node) -> tuple[str, ...]:
+    """Return the names of the tables that an update, or a call of a model, reads."""
+    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
+    return tuple(dict.fromkeys(table_of(call) for call in nodes if NODES[call.op].scores))
+
+
 def rows_per_input(node: Node) -> int:
     """Return how many rows a node that generates makes for each input row. It may sample more of them."""
     rows: int = node.attr("first") or attribute_value(node, "n")

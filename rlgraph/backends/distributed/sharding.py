@@ -14,7 +14,7 @@ from rlgraph.backends.frame import Frame, NodeOutput, Places
 from rlgraph.ir.graph import Node
 from rlgraph.ir.layout import even_range
 from rlgraph.ir.types import Axis, Table, axes_of, axis_of
-from rlgraph.ops.nodes import NODES, inputs_read, table_of
+from rlgraph.ops.nodes import NODES, inputs_read, tables_read
 
 
 @dataclass(frozen=True)
@@ -134,20 +134,19 @@ behind the other: most are then where they were sampled."""
 def rows_by_replica(order: NodeRequest, size: int, copies: int, tokens: np.ndarray | None = None) -> list[np.ndarray]:
     """Return the rows of an axis that each replica gets, ascending, int64: one behind the other and as even as can be.
     Where it is known how long they are expected to be, or how many tokens they have, as even by that."""
-    if order.expected_lengths is not None:
-        return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(order.expected_lengths, copies)]
-    following = [np.arange(*even_range(size, copies, index)) for index in range(copies)]
-    if tokens is None or max(tokens[rows].sum() for rows in following) * copies <= tokens.sum() * (1 + MOST_UNEVEN):
-        return following
-    return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(tokens.tolist(), copies)]
+    lengths = order.expected_lengths
+    if lengths is None:
+        following = [np.arange(*even_range(size, copies, index)) for index in range(copies)]
+        if tokens is None or max(tokens[rows].sum() for rows in following) * copies <= tokens.sum() * (1 + MOST_UNEVEN):
+            return following
+        lengths = tokens.tolist()
+    return [np.array(sorted(shard), dtype=np.int64) for shard in balance_rows(lengths, copies)]
 
 
 def tokens_read(order: NodeRequest, axis: str) -> np.ndarray | None:
     """Return how many tokens a model reads in each row of an axis, float64, as a node asks it to, or as it is trained;
     None where it reads none, or where that is not known."""
-    node, frame = order.node, order.frame
-    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
-    tables = dict.fromkeys(table_of(call) for call in nodes if NODES[call.op].scores)
+    frame, tables = order.frame, tables_read(order.node)
     tokens = np.zeros(frame.row_count(axis))
     for table in tables:
         rows = frame.values.get(table)

@@ -18,7 +18,7 @@ from rlgraph.backends.ray.rank_rows import add_piece
 from rlgraph.backends.ray.row_refs import Address, PieceRef, RowRefs, ValueRef
 from rlgraph.backends.ray.transfers import ranks_of
 from rlgraph.backends.ray.worker import Worker
-from rlgraph.backends.rows import Rows, TableData
+from rlgraph.backends.rows import Rows
 from rlgraph.backends.saved_models import HalfUpdatedModel, NonFiniteWeights, PendingSave, SavedModel
 from rlgraph.backends.worker.saving import BoxesToWrite, ModelPart, WrittenFiles, boxes_to_write, check_saved_layout
 from rlgraph.ir.plan import HOST, Group, Plan
@@ -185,8 +185,7 @@ class ClusterCheckpoints:
     def _put(self, name: str, piece: Piece) -> ValueRef | RowRefs:
         """Give a piece to the host, and return its remote form."""
         alone = axis_of(piece.kind) is None
-        tokens = piece.value.token_counts if isinstance(piece.value, TableData) else None
-        ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.row_count, tokens)
+        ref = PieceRef((0, 0, name), _HOST, 0 if alone else piece.row_count, piece.token_counts)
         wire: Wire = [(ref.key, range(0), to_wire(piece))]
         self.processes.call_all(CallContext((_HOST,), "going on"), Worker.store_values, wire)
         return ValueRef(ref) if alone else RowRefs.from_whole_piece(ref)

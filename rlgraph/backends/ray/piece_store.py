@@ -68,6 +68,11 @@ class Piece:
             return int(outermost.shape[0])
         return len(self.value.data) if isinstance(self.value, TableData) else len(self.value)
 
+    @property
+    def token_counts(self) -> np.ndarray | None:
+        """The tokens of each row of a table, int32; None where rows have none."""
+        return self.value.token_counts if isinstance(self.value, TableData) else None
+
     def take_rows(self, rows: np.ndarray) -> Piece:
         """Return some rows, in the order of `rows`; of consecutive ones nothing is copied."""
         span = as_range(rows)

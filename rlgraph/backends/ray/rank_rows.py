@@ -112,8 +112,8 @@ class RankRows(RankModels):
 
     def store_outputs(
         self, number: int, node: Node, frame: Frame, made: NodeOutput
-    ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None]]:
-        """Put what was made into the store, and count it."""
+    ) -> tuple[tuple[AxisRows, ...], tuple[str, ...], dict[str, int | None], dict[str, np.ndarray]]:
+        """Put what was made into the store, and count it and the tokens of its rows."""
         new_rows, named = [], []
         for rows in made.rows:
             frame.add_rows(rows)
@@ -128,6 +128,7 @@ class RankRows(RankModels):
                 ids = Piece(TensorType("any", rows.axis), rows.ids, (None,))
                 self.store.put(frame.step.number, (number, self.rank, f"ids:{rows.axis.key}"), ids)
         sizes: dict[str, int | None] = {}
+        tokens: dict[str, np.ndarray] = {}
         for value in node.outputs:
             made_value = made.values[value.name]
             if is_model(value.type):
@@ -135,7 +136,9 @@ class RankRows(RankModels):
             piece = Piece(value.type, made_value, tuple(map(frame.entries_per_row, axes_in_rows(value.type))))
             self.store.put(frame.step.number, (number, self.rank, value.name), piece)
             sizes[value.name] = None if axis_of(value.type) is None else piece.row_count
-        return tuple(new_rows), tuple(named), sizes
+            if piece.token_counts is not None:
+                tokens[value.name] = piece.token_counts
+        return tuple(new_rows), tuple(named), sizes, tokens
 
 
 def add_piece(frame: Frame, name: str, piece: Piece) -> None:

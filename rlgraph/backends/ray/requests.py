@@ -102,10 +102,10 @@ class Receipt:
     """New axes whose rows have identities, which are kept as pieces named `ids:AXIS`."""
     row_counts: dict[str, int | None] = field(default_factory=dict)
     """The number of rows of each value that was made; None for a value without rows."""
-    chosen_rows: np.ndarray | None = None
-    """The rows that `keep` and `pick` chose, int64."""
     token_counts: dict[str, np.ndarray] = field(default_factory=dict)
     """The tokens of each row of the tables that were made, int32."""
+    chosen_rows: np.ndarray | None = None
+    """The rows that `keep` and `pick` chose, int64."""
     row_loads: Sequence[float] | None = None
     """A weight for each row, by which rows are sharded."""
     metrics: dict[str, float] = field(default_factory=dict)

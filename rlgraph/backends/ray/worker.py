@@ -29,7 +29,6 @@ from rlgraph.backends.ray.rank_rows import RankRows
 from rlgraph.backends.ray.requests import RankRequest, Receipt, pickle_message, unpickle_request
 from rlgraph.backends.ray.row_refs import Key, recorded_process_name
 from rlgraph.backends.ray.time_sharing import PipelineSeat, PipelineTurns
-from rlgraph.backends.rows import TableData
 from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNote
 from rlgraph.backends.worker.memory import peak_memory_bytes
@@ -451,19 +450,14 @@ class Worker(RankRows):
         if not keeps:
             peak = self.peak_bytes()
             return Receipt(start, time.time(), tokens=tokens, received_bytes=came, peak_bytes=peak, failures=failures)
-        rows, named, sizes = self.store_outputs(number, node, frame, made)
+        rows, named, sizes, tokens_of_rows = self.store_outputs(number, node, frame, made)
         receipt = Receipt(
             start,
             time.time(),
             rows,
             named,
             sizes,
-            token_counts={
-                value.name: counts
-                for value in node.outputs
-                if isinstance(table := made.values[value.name], TableData)
-                and (counts := table.token_counts) is not None
-            },
+            tokens_of_rows,
             metrics=made.metrics,
             mismatches=made.mismatches,
             tokens=tokens,

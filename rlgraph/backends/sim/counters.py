@@ -10,10 +10,9 @@ import numpy as np
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.frame import NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows, no_row_numbers
-from rlgraph.backends.sim.request_work import tables_read
 from rlgraph.backends.step import Step
 from rlgraph.backends.weight_versions import WeightVersions
-from rlgraph.ops.nodes import NODES, model_of
+from rlgraph.ops.nodes import NODES, model_of, tables_read
 
 
 @dataclass
@@ -53,7 +52,7 @@ class StepCounters:
         if NODES[node.op].generates or node.op == "encode":
             rows, counts = made.values[node.name], self.counts_of_step(order.step)
             counts.rows += rows.row_count
-            counts.tokens += int(rows.prompt.sum() + rows.response.sum())
+            counts.tokens += int(rows.token_counts.sum())
         if NODES[node.op].generates:
             model, step = order.frame.values[model_of(node)], order.step
             if self.versions.version_after(model, step.number):
@@ -61,7 +60,8 @@ class StepCounters:
                 counts.ages[max(0, self.versions.version_at(model, step) - order.version)] += rows.row_count
         if NODES[node.op].trains:
             counts = self.counts_of_step(order.step)
-            for table in tables_read(node, order.frame):
+            for name in tables_read(node):
+                table = order.frame.values[name]
                 counts.trained.setdefault(table.name, []).append(table.numbers)
 
     def take_unsent_rows(self, value: FakeRows, order: NodeRequest) -> FakeRows:

@@ -13,7 +13,7 @@ from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.ir.graph import Node
-from rlgraph.ops.nodes import NODES, model_of, rows_per_input, table_of
+from rlgraph.ops.nodes import NODES, model_of, rows_per_input, tables_read
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
@@ -46,14 +46,7 @@ def batches_worked_on(node: Node, frame: Frame, made: NodeOutput) -> list[Batch]
     """Return the rows that are sampled, or read; of an update, the tables that its calls read."""
     if NODES[node.op].generates:
         return [made.values[node.name].sampling_cost_batch(rows_per_input(node), node.attr("n"))]
-    return [table.to_cost_batch() for table in tables_read(node, frame)]
-
-
-def tables_read(node: Node, frame: Frame) -> list[FakeRows]:
-    """Return the tables that an update, or a call of a model, reads."""
-    nodes = [inner for region in node.regions for inner in region.nodes] if NODES[node.op].trains else [node]
-    calls = [call for call in nodes if NODES[call.op].scores]
-    return [frame.values[table] for table in dict.fromkeys(table_of(call) for call in calls)]
+    return [frame.values[table].to_cost_batch() for table in tables_read(node)]
 
 
 def row_and_token_counts(node: Node, frame: Frame, made: NodeOutput) -> tuple[int, int]:

@@ -104,7 +104,9 @@ class GenerationCostModel:
         variance = (
             episodes.turns.mean * known.standard_deviation**2 + (known.mean * episodes.turns.standard_deviation) ** 2
         )
-        apart = max(0.0, _excess(processes * copies) - _excess(busy)) * math.sqrt(variance * max(1.0, rows / processes))
+        apart = max(0.0, largest_excess(processes * copies) - largest_excess(busy)) * math.sqrt(
+            variance * max(1.0, rows / processes)
+        )
         played = drawn_episodes(count, self.batch.response, episodes.turns, known, longer)
         again = later_turn_cost(self.config, self.deployment, self.constants, self.batch, rows)
         pace = TurnPace(
@@ -273,7 +275,7 @@ def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float, busy: 
         if length > before:
             total = total + step.cost(max(1.0, active)).scaled(length - before)
             before = length
-    excess = _excess(max(1.0, batch.rows / rows)) * batch.response.standard_deviation * math.sqrt(rows)
+    excess = largest_excess(max(1.0, batch.rows / rows)) * batch.response.standard_deviation * math.sqrt(rows)
     return total + (
         step.cost(together).scaled(excess / together) if rows > together else step.cost_per_row.scaled(excess)
     )
@@ -289,7 +291,7 @@ def _flow(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
 
 
 @lru_cache(1024)
-def _excess(replicas: float) -> float:
+def largest_excess(replicas: float) -> float:
     """Return by how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
     Statistical Estimates and Transformed Beta-Variables, 1958). `replicas` counts those that have as many rows as the
     fullest one, so that more replicas with as many rows each are not slower."""
@@ -311,7 +313,7 @@ class DecodeStepCost:
         )
         """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
-        self.above = _excess(ranks) if ranks > 1 else 0.0
+        self.above = largest_excess(ranks) if ranks > 1 else 0.0
         self.experts = work.expert_parameter_count(shape) * config.item_bytes / ranks / bandwidth
         """Seconds to read all experts of a rank, where ranks have whole experts."""
         token_bytes = cache_bytes_per_token(config, deployment)
