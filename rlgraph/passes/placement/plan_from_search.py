@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 from rlgraph.backends.enginespec.registry import engine as spec_of
 from rlgraph.catalog.clusters.cluster import Cluster, NodeGroup
@@ -24,7 +24,7 @@ from rlgraph.passes.placement.search.problem import PlacementProblem
 
 def plan_from_search(question: PlacementQuery, problem: PlacementProblem, found: SearchResult) -> Plan:
     """Return the result of a search as a plan."""
-    names = [block.name or _name([problem.components[number] for number in block.components]) for block in found.blocks]
+    names = list(_pool_names(question, problem, found))
     lines = tuple(
         _placement(component, name, option)
         for name, block in zip(names, found.blocks, strict=True)
@@ -114,13 +114,25 @@ def _placement(component: Component, pool: str, option: Option) -> PlacementLine
     return PlacementLine(work, pool, deployment.engine, deployment.mesh.axes)
 
 
-def _name(placed: Sequence[Component]) -> str:
-    """Return a pool's name from what is there, `actor_generate`, `actor_critic_ref`, and of many components from the
-    first one."""
+def _pool_names(question: PlacementQuery, problem: PlacementProblem, found: SearchResult) -> Iterator[str]:
+    """Yield a name for each pool that no other has."""
+    taken = {"host", *(pool.name for pool in question.schedule.pools)}
+    for block in found.blocks:
+        placed = [problem.components[number] for number in block.components]
+        name = block.name or next(name for name in _names(placed) if name not in taken)
+        taken.add(name)
+        yield name
+
+
+def _names(placed: Sequence[Component]) -> Iterator[str]:
+    """Yield names of a pool after what is there: `actor_generate` of one component, `actor_critic_ref` after models, of
+    many after the first one. Two pools may have the same models, one to train and one to sample: then after components,
+    and numbered."""
     names = list(dict.fromkeys(component.name.replace(".", "_") for component in placed))
     models = list(dict.fromkeys(component.model_name for component in placed))
-    shown = names if len(names) == 1 else models
-    return "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
+    for shown in (names if len(names) == 1 else models), names:
+        yield "_".join(shown) if len(shown) < 4 else f"{shown[0]}_and_{len(shown) - 1}_more"
+    yield from (f"{models[0]}_{number}" for number in count(2))
 
 
 def _firsts(cluster: Cluster, result: SearchResult) -> list[int]:

@@ -430,6 +430,17 @@ def test_without_time_for_who_could_sleep_the_plan_stays() -> None:
     assert hurried.plan == awake.plan and hurried.search_result.bound == 0
 
 
+def test_pools_with_the_same_models_have_names_of_their_own() -> None:
+    """Two models that train in one pool and sample in another: each pool has its devices."""
+    base = '"meta-llama/Llama-3.1-70B-Instruct"'
+    plan = rlgraph.compile(ALGORITHMS / "spiral.rlf", {"base": base}, cluster="5x8:a100-80gb", stream=False).plan
+    devices = {pool.name: pool.devices for pool in plan.pools}
+    assert sorted(devices) == ["first_generate_second_generate", "first_second", "host"]
+    for group in plan.groups:
+        assert len(group.devices) <= devices[group.pool]
+    assert sum(devices.values()) <= 40
+
+
 def test_one_more_device_is_never_slower() -> None:
     """Also where nodes are no power of two: what is on one node uses its links."""
     seconds = [chosen("grpo", f"1x{count}:h100-80gb").choice.search_result.seconds for count in (5, 6, 7, 8)]

@@ -14,6 +14,8 @@ from itertools import chain, product, repeat
 from itertools import count as count_up
 from math import inf, prod
 from operator import mul
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -31,7 +33,7 @@ from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.task import ReadValue, Task
 from rlgraph.passes.cost.timetable import TaskOrder
-from rlgraph.passes.placement.search import kv_cache_sizes, progress
+from rlgraph.passes.placement.search import depth_first, kv_cache_sizes, progress
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
@@ -760,6 +762,24 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
             assert (best.value if best else inf) == pytest.approx(known.value if known else inf, rel=1e-9)
             looked += best is not None and best.devices != low
     assert looked
+
+
+def test_only_what_has_caches_has_them_halved() -> None:
+    """A training has other seconds in a shared pipeline than alone, by more than any cache gains."""
+
+    class Part(NamedTuple):
+        has_fixed_cache: bool
+        cache_gain_s: float
+        with_largest_cache: Part | None = None
+
+    parts = [Part(True, 9.0), Part(False, 0.1), Part(False, 0.2)]
+    choices = {number: SimpleNamespace(options=[part]) for number, part in enumerate(parts)}
+    blocks = (PartitionBlock((0, 1, 2), 0),)
+    search = SimpleNamespace(blocks=blocks, pool_room_bytes=(1.0,))
+    for needed, found in ((2.0, 2), (0.5, None)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(depth_first, "device_peak_bytes", lambda _, needed=needed: needed)
+            assert AllocationSearch.component_with_cache_to_halve(search, {}, choices) == found  # type: ignore[arg-type]
 
 
 def test_ranges_that_are_given_up_again_and_again_are_looked_at_for_longer() -> None:

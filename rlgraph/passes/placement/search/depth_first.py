@@ -235,13 +235,11 @@ class AllocationSearch:
         """Return the component whose cache matters most, where a pool has no room for the largest caches of all that is
         chosen."""
         for block, room in zip(self.blocks, self.pool_room_bytes, strict=True):
-            options = [choices[number].options[0] for number in block.components]
-            if (
-                all(option.has_fixed_cache for option in options)
-                or device_peak_bytes([option.with_largest_cache for option in options]) <= room
-            ):
-                continue
-            return max(block.components, key=lambda number: choices[number].options[0].cache_gain_s)
+            options = {number: choices[number].options[0] for number in block.components}
+            # A training in a shared pipeline has other seconds than alone, too, and no cache.
+            gains = {number: each.cache_gain_s for number, each in options.items() if not each.has_fixed_cache}
+            if gains and device_peak_bytes([each.with_largest_cache for each in options.values()]) > room:
+                return max(gains, key=lambda number: gains[number])
         return None
 
     def fitting_candidates(self, number: int, chosen: Mapping[int, Option]) -> Candidates | None:
