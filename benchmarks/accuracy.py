@@ -112,7 +112,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
 def predicted(experiment: Experiment) -> float:
     """Seconds of the work that was measured. Raises ProgramError where the plan cannot be."""
     with differing(experiment.engines), limited(experiment.limits):
-        return _predicted(experiment) * experiment.slowest
+        return _predicted(experiment) * experiment.slowest + experiment.beside
 
 
 def _predicted(experiment: Experiment) -> float:
@@ -126,7 +126,7 @@ def _predicted(experiment: Experiment) -> float:
                 made = _compiled(experiment, lengths, offload=False)
         except ProgramError:
             made = _compiled(experiment, lengths, offload=True)
-        return _step_seconds(made, experiment, lengths) + experiment.beside
+        return _step_seconds(made, experiment, lengths)
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
     if experiment.work == "weights":
@@ -139,6 +139,7 @@ def _predicted(experiment: Experiment) -> float:
     held = ModelHolding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
     constants = default_constants(cluster.islands[0].device.kind)
+    constants = replace(constants, uneven=0.0) if experiment.even else constants
     measured = made.plan.owner("actor").engine
     rates = {
         (engine, kind): replace(each, **experiment.differs) if engine == measured else each

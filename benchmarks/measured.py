@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.older_vllm import ROW
+from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
 from rlgraph.catalog.clusters.devices import device_names_by_alias, known_devices
@@ -23,8 +24,7 @@ from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.decoding import largest_excess
-from rlgraph.passes.cost.lengths import Lengths, parse_lengths
+from rlgraph.passes.cost.lengths import Lengths, largest_excess, parse_lengths
 from rlgraph.passes.cost.work import Tokens
 
 NEEDED = ("id", "model", "gpu", "phase", "engine", "value", "unit")
@@ -264,6 +264,9 @@ class Experiment:
     recompute: bool = False
     differs: Mapping[str, float] = field(default_factory=dict)
     """Constants of the engine that stands in which are others for the row's own; or those of a transfer of weights."""
+    even: bool = False
+    """Whether each expert is chosen as often, as benchmarks have it (`moe_router_force_load_balancing` of Megatron,
+    `fake_balanced_gate` of Automodel). In reinforcement learning routers are as they were trained."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """What of the engine's cache is another for the row's own (`ReservedCache`)."""
     engines: Mapping[tuple[str, WorkKind], Mapping[str, float]] = field(default_factory=dict)
@@ -419,16 +422,28 @@ class _Facts:
 def _train(row: Row) -> Experiment:
     """Rows that are trained, in so many updates as the notes say."""
     parts = row.noted(r"\b(\d+) updates") or 1
-    once = """    train actor(lr=1e-5):
+    does = """    train actor(lr=1e-5):
         loss = mean(-actor.logprobs(answer))
         minimize loss"""
-    if parts == 1:
-        return _over_rows(row, "train", f"{once}\n    report loss = loss")
-    inner = once.replace("\n", "\n    ")
-    found = _over_rows(
-        row, "train", f"    minibatch pairs(parts={parts}):\n    {inner}\n    report length = mean(answer.length)"
-    )
-    return replace(found, slowest=_slowest(row, parts, found)) if "(verl)" in row.cells["engine"] else found
+    if parts > 1:
+        inner = does.replace("\n", "\n    ")
+        does = f"    minibatch pairs(parts={parts}):\n    {inner}\n    report length = mean(answer.length)"
+    else:
+        does += "\n    report loss = loss"
+    found = _over_rows(row, "train", does)
+    return replace(_with_controller(row, found), slowest=_slowest(row, parts, found)) if _of_verl(row) else found
+
+
+def _of_verl(row: Row) -> bool:
+    return "(verl)" in row.cells["engine"]
+
+
+def _with_controller(row: Row, found: Experiment) -> Experiment:
+    """Rows travel within a phase of verl. With FSDP each device has rows of its own."""
+    facts = _Facts(row)
+    replicas = facts.devices if row.engine == "fsdp" else facts.dp
+    seconds = Controller().seconds(row.phase, facts.rows, row.number("longest"), replicas, facts.devices // replicas)
+    return replace(found, beside=seconds)
 
 
 def _slowest(row: Row, parts: int, found: Experiment) -> float:
@@ -443,7 +458,8 @@ def _slowest(row: Row, parts: int, found: Experiment) -> float:
 
 def _logprobs(row: Row) -> Experiment:
     """Rows that are read by the engine that trains, for old log-probabilities or those of a reference."""
-    return _over_rows(row, "forward", "    old = actor.logprobs(answer)\n    report old = mean(old)")
+    found = _over_rows(row, "forward", "    old = actor.logprobs(answer)\n    report old = mean(old)")
+    return _with_controller(row, found) if _of_verl(row) else found
 
 
 def _over_rows(row: Row, kind: WorkKind, does: str) -> Experiment:
@@ -477,6 +493,7 @@ step:
         facts.micro_tokens,
         facts.recompute,
         differs=_differs(row, engine, kind),
+        even="dealt out evenly" in row.cells["notes"],
         products=facts.products,
     )
 

@@ -21,6 +21,7 @@ from benchmarks.accuracy import (
     split_by_fit,
 )
 from benchmarks.measured import BadRows, Inexpressible, Row, express, publishers, read_rows
+from benchmarks.padded_rows import Controller
 from tests.documents import ROOT
 
 HEAD = "id,model,gpu,gpus,tp,phase,engine,prompt_len,response_len,batch,value,unit"
@@ -91,7 +92,7 @@ PHASE = f"{HEAD},dp,longest,source,notes"
 
 def phases(folder: Path, *notes: str, engine: str = "megatron", phase: str = "train") -> list[Compared]:
     """The same 512 rows on four devices, with each of these notes."""
-    split = "2,2,4096" if engine == "megatron" else ",4,4096"
+    split = "2,2,4096" if engine.startswith("megatron") else ",4,4096"
     line = f"A,Qwen/Qwen2.5-1.5B,H100,4,{{}},{phase} (rollouts),{engine},100,400,512,1,s,{{}},https://x,{{}}"
     tp, dp, longest = split.split(",")
     return [
@@ -122,6 +123,32 @@ def test_what_a_loss_moves_is_not_counted_where_rows_are_only_read(tmp_path: Pat
     (trained,) = phases(tmp_path, "", engine="fsdp")
     assert trained.experiment.differs["logit"] == 71 and "logit" not in plain.experiment.differs
     assert fused.predicted < plain.predicted
+
+
+def test_rows_of_verl_go_through_its_controller(tmp_path: Path) -> None:
+    """All places of padded rows go out once; the answers of all ranks come back."""
+    out = 512 * (24 * (2048 + 4096) + 8 * 2048 + 24 * 4096) / 1e9
+    back = 512 * 8 * 4096 / 1e9
+    assert 0.13 < out < 0.14 and 0.016 < back < 0.017
+    seconds = 2.5 * out + 1.2 * out / 2 + 2.4 * back / 2 + (1.1 * 4 + 0.45) * back
+    assert Controller().seconds("logprobs", 512, 4096, replicas=2, ranks=4) == pytest.approx(seconds)
+    (theirs,), (ours,) = (
+        phases(tmp_path, "", engine=engine, phase="logprobs") for engine in ("megatron (verl)", "megatron")
+    )
+    assert theirs.predicted - ours.predicted == pytest.approx(
+        Controller().seconds("logprobs", 512, 4096, replicas=2, ranks=2)
+    )
+    (trained,) = phases(tmp_path, "", engine="fsdp (verl)")
+    assert trained.experiment.beside == Controller().seconds("train", 512, 4096, replicas=4, ranks=1) > 3 * out
+
+
+def test_benchmarks_may_deal_tokens_out_to_experts_evenly(tmp_path: Path) -> None:
+    head, line = f"{HEAD},dp,ep,notes", "A,Qwen/Qwen3-30B-A3B,H100,8,1,train,megatron,4096,0,64,9,s,8,8,{}"
+    even, real = map(
+        compared, rows(tmp_path, head, line.format("tokens are dealt out evenly"), line.format("dropless"))
+    )
+    assert even.experiment.even and not real.experiment.even
+    assert 1.1 < real.predicted / even.predicted < 1.5
 
 
 @pytest.mark.parametrize(("split", "said"), [("2,2,2,8", "tp=2, pp=2, cp=2, ep=4, dp=2"), ("2,2,4,8", "(cp), too")])
@@ -168,7 +195,7 @@ NEVER = "interleaved|trained with MTP|without CUDA graphs"
 REFUSED = (
     *("MB20", "MB21", "MB27", "MB28"),  # NVFP4
     *("MB35", "MB36", "MB37", "MB38", "MB39", "MB49", "MB55", "MB59", "MB63", "ME04", "ME05"),  # GPT-OSS
-    *("RS11", "RS17", "RS25", "RS29", "MZ03", "MZ09", "MZ13", "PH59", "PH60"),  # ranks of experts
+    *("RS11", "RS17", "RS25", "RS29", "MZ03", "MZ09", "MZ13", "MZ17", "PH59", "PH60"),  # ranks of experts
 )
 """Rows that no plan here says the same as; docs/why/accuracy-rows.md has why."""
 
@@ -188,26 +215,21 @@ MORE = {
     "generate rollouts of experts, vllm, gb200-186gb": 0.16,
     "generate rollouts of large experts, vllm, b200-180gb": 0.19,
     "generate, vllm, h200-141gb": 0.15,
-    "logprobs rollouts of experts, megatron, gb200-186gb": 0.43,
-    "logprobs rollouts of experts, megatron, h100-80gb": 0.58,
-    "logprobs rollouts of experts, megatron, h20-96gb": 0.44,
-    "logprobs rollouts of large experts, megatron, h100-80gb": 0.73,
-    "logprobs rollouts, fsdp, h100-80gb": 0.32,
-    "logprobs rollouts, megatron, h100-80gb": 0.36,
-    "logprobs rollouts, megatron, h20-96gb": 0.25,
+    "logprobs rollouts of experts, megatron, gb200-186gb": 0.15,
+    "logprobs rollouts of large experts, megatron, h100-80gb": 0.50,
+    "logprobs rollouts, fsdp, h100-80gb": 0.16,
+    "logprobs rollouts, fsdp, h20-96gb": 0.12,
     "step large experts, nemo-rl, gb200-186gb": 0.19,
-    "step large experts, nemo-rl, h100-80gb": 0.20,
-    "step, nemo-rl, h100-80gb": 0.15,
+    "step large experts, nemo-rl, h100-80gb": 0.19,
     "train experts, megatron, gb200-186gb": 0.21,
     "train experts, megatron, h100-80gb": 0.49,
     "train large experts, megatron, b200-180gb": 0.22,
     "train large experts, megatron, b300-288gb": 0.41,
     "train large experts, megatron, gb200-186gb": 0.15,
     "train rollouts of experts, megatron, gb200-186gb": 0.44,
-    "train rollouts of experts, megatron, h100-80gb": 0.37,
-    "train rollouts of large experts, megatron, h100-80gb": 0.17,
-    "train rollouts, fsdp, h100-80gb": 0.14,
-    "train rollouts, megatron, h100-80gb": 0.20,
+    "train rollouts of experts, megatron, h100-80gb": 0.16,
+    "train rollouts of large experts, megatron, h100-80gb": 0.31,
+    "train rollouts, fsdp, h20-96gb": 0.18,
     "train, fsdp-megatron, gb200-186gb": 0.32,
     "train, fsdp-megatron, gb300-278gb": 0.44,
     "train, fsdp-megatron, h100-80gb": 0.38,
@@ -227,7 +249,7 @@ def beyond(groups: list[Group]) -> dict[str, float]:
 
 
 def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
-    bands = ((32, 0.05, 0.87), (38, 0.19, 0.54))
+    bands = ((32, 0.05, 0.87), (38, 0.13, 0.67))
     for rows, (count, most, near) in zip(split_by_fit(results[0]), bands, strict=True):
         *groups, whole = grouped(rows)
         assert beyond(groups) == {}

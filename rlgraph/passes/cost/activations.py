@@ -103,6 +103,12 @@ def saved_layer_bytes_per_token(
     return activation_bytes(shape, "causal_lm", token, itemsize=itemsize, tp=tp, splits_tokens=splits, ep=ep).layer
 
 
+def chosen_expert_bytes_per_token(shape: Shape, itemsize: int, tp: int = 1) -> float:
+    """Return what of `saved_layer_bytes_per_token` is of a token's experts, where ranks have experts of their own: a
+    copy of the token for each, and its columns."""
+    return shape.experts_per_token * (shape.hidden + NETWORK * shape.ffn / tp) * itemsize
+
+
 def forward_peak_bytes(
     shape: Shape,
     micro: Tokens,

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
-from statistics import NormalDist
 
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
@@ -25,7 +23,7 @@ from rlgraph.passes.cost.decoding_slots import (
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.episodes import EVENTS, EpisodePlay, Episodes, TurnPace, drawn_episodes, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown
-from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.lengths import Lengths, largest_excess
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
 
@@ -288,14 +286,6 @@ def _flow(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
     tokens, longest = rows * batch.response.mean, batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0))
     together = min(rows, most, max(1.0, tokens * batch.requests / max(longest, 1.0)))
     return step.cost(together).scaled(tokens / together)
-
-
-@lru_cache(1024)
-def largest_excess(replicas: float) -> float:
-    """Return by how many standard deviations the largest of so many normal sums lies above their mean, to 2% (Blom,
-    Statistical Estimates and Transformed Beta-Variables, 1958). `replicas` counts those that have as many rows as the
-    fullest one, so that more replicas with as many rows each are not slower."""
-    return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
 
 
 class DecodeStepCost:

@@ -21,11 +21,16 @@ from rlgraph.catalog.models.families import ModelKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.stages import stage_layer_counts
 from rlgraph.passes.cost import work
-from rlgraph.passes.cost.activations import recomputed_head_share, saved_layer_bytes_per_token
+from rlgraph.passes.cost.activations import (
+    chosen_expert_bytes_per_token,
+    recomputed_head_share,
+    saved_layer_bytes_per_token,
+)
 from rlgraph.passes.cost.batch import Batch, total_rows
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import BLOCK_TOKENS, Deployment, ModelConfig
+from rlgraph.passes.cost.lengths import largest_excess
 from rlgraph.passes.cost.optimizer import WIDE
 from rlgraph.passes.cost.weights import rank_trained_parameter_count
 
@@ -236,7 +241,7 @@ def _stage_latency(
     )
     if deployment.ep > 1:
         # A token goes to each of its experts and comes back, forward and backward.
-        routed = sparse * reduces * _routed_seconds(deployment, constants, size, shape.experts_per_token, rates)
+        routed = sparse * reduces * _routed_seconds(deployment, constants, size, shape, rates)
         rounds += sparse * reduces * deployment.expert_link(constants).all_to_all_latency_seconds(deployment.ep)
     if deployment.cp > 1:
         # Keys and values of all tokens arrive, and their gradients go back.
@@ -274,6 +279,14 @@ def _stage_latency(
     if config.kind == "causal_lm" and has_head:
         moved += rates.logit * row.scored * shape.vocab / deployment.tp / deployment.cp
     memory = moved / (device.stream_bandwidth * rates.memory)
+    if deployment.ep > 1:
+        # Each layer waits for the rank whose experts have most tokens, which receives these, too.
+        ranks = deployment.ep * (deployment.tp if rates.whole_experts else 1)
+        worked_on = (_of_fullest(ranks, shape, constants) - 1) * passes * sparse * tokens
+        own_flops = 2 * worked_on * work.chosen_parameter_count(shape) / deployment.tp
+        compute += own_flops / device.matmul_flops(config.product_dtype) / rates.compute
+        own_bytes = worked_on * chosen_expert_bytes_per_token(shape, config.item_bytes, deployment.tp)
+        memory += constants.traffic * own_bytes / (device.stream_bandwidth * rates.memory)
     if rates.hides_routed:
         routed = max(0.0, routed - compute - memory)
     slower = contention_slowdown(deployment, rates)
@@ -315,12 +328,19 @@ def _stage_latency(
     )
 
 
-def _routed_seconds(deployment: Deployment, constants: Constants, size: float, chosen: int, rates: Rates) -> float:
+def _of_fullest(parts: float, shape: Shape, constants: Constants) -> float:
+    """Return how many times the average part's tokens go to the fullest of so many parts that share out the experts of
+    a layer. How often those of a part are chosen is about normal; of fewer than 16 experts the fullest has more. Which
+    it is differs from layer to layer, so that what a rank keeps of all layers is near the mean."""
+    return 1 + largest_excess(parts) * constants.uneven * math.sqrt(parts / shape.experts)
+
+
+def _routed_seconds(deployment: Deployment, constants: Constants, size: float, shape: Shape, rates: Rates) -> float:
     """Return the seconds in which tokens go to their experts, or come back. What stays on a node and what leaves it
-    travel at the same time. size: bytes of the tokens that tensor-parallel ranks share out: each sends its part, and
-    what arrives is gathered where they split experts. chosen: experts of a token."""
+    travel at the same time; the fullest rank of a node and the fullest node are waited for. size: bytes of the tokens
+    that tensor-parallel ranks share out: each sends its part, and what arrives is gathered where they split experts."""
     near, far, ranks, tp = *deployment.expert_links(constants), deployment.ep, deployment.tp
-    together = min(ranks, max(1, deployment.island.per_node // tp))
+    together, chosen = min(ranks, max(1, deployment.island.per_node // tp)), shape.experts_per_token
     nodes, size = ranks / together, size * chosen
     inner, _ = deployment.tp_and_pp_links(constants)
     gathering = 0.0 if rates.whole_experts else inner.all_to_all_bandwidth_seconds(size, tp)
@@ -328,6 +348,8 @@ def _routed_seconds(deployment: Deployment, constants: Constants, size: float, c
     if rates.once_a_node:
         # Of as many experts at random, those on so many nodes are on fewer.
         inside, outside = inside * nodes, outside * nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
+    inside *= _of_fullest(ranks, shape, constants)
+    outside *= _of_fullest(nodes, shape, constants)
     return size / tp * max(inside / near.bandwidth, outside / far.bandwidth) + gathering
 
 

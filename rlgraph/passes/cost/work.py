@@ -90,6 +90,11 @@ def expert_parameter_count(shape: Shape) -> int:
     return shape.expert_layer_count * shape.experts * 3 * shape.hidden * shape.ffn
 
 
+def chosen_parameter_count(shape: Shape) -> int:
+    """Return the parameters of the experts of one token in a layer, without shared experts."""
+    return shape.experts_per_token * 3 * shape.hidden * shape.ffn
+
+
 @cache
 def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return the parameters that one token uses, with only its own experts."""

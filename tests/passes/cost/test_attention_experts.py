@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rlgraph.catalog.clusters.read import read_cluster
@@ -16,9 +18,11 @@ from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.latency import LatencyModel, latency_model
-from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.cost.lengths import Lengths, largest_excess
 
-CONSTANTS = default_constants("gpu")
+UNEVEN = default_constants("gpu")
+CONSTANTS = replace(UNEVEN, uneven=0.0)
+"""Routers choose each expert as often, unless a test says otherwise."""
 
 
 def config(name: str) -> ModelConfig:
@@ -86,6 +90,34 @@ def test_the_host_is_waited_for_where_experts_have_little_to_do() -> None:
 SENT = 48 * 4 * 4096 * 2048 * 2 * 8
 """Bytes of the tokens of a row, once for each of their experts, back and forth, in both passes."""
 NEAR, FAR = 450e9 * 0.8, 50e9 * 0.8
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 4), (1, 8), (4, 32)])
+def test_a_layer_waits_for_the_rank_whose_experts_are_chosen_most(nodes: int, ranks: int) -> None:
+    """Its products, what it moves, and the tokens that come to it and to its node; where no rank has experts of its own
+    all is as it was."""
+    model, island = config("Qwen/Qwen3-30B-A3B"), read_cluster(f"{nodes}x8:h100-80gb").islands[0]
+    batch, split = Batch(8.0, Lengths((1.0,)), Lengths((4095.0,))), make_mesh(ep=ranks)
+    for mesh, differs in ((make_mesh(tp=8), False), (split, True)):
+        deployment = Deployment("megatron", island, mesh, micro_tokens=4096)
+        even, real = (latency_model("train", model, deployment, each, [batch]).row for each in (CONSTANTS, UNEVEN))
+        assert (even != real) is differs
+    excess = 1.6 * math.sqrt(ranks / 128) * largest_excess(ranks)
+    flops = 3 * 2 * 48 * 4096 * 8 * 3 * 2048 * 768
+    assert real.compute - even.compute == pytest.approx(excess * flops / (989e12 * 0.8 * 0.9))
+    own = 3 * 3.0 * 48 * 4096 * 8 * (2048 + 4 * 768) * 2
+    assert real.memory - even.memory == pytest.approx(excess * own / (3.35e12 * 0.92 * 0.9))
+    of_node = 1.6 * math.sqrt(nodes / 128) * largest_excess(nodes) if nodes > 1 else excess
+    assert real.communication == pytest.approx(even.communication * (1 + of_node))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_fullest_rank_beside_random_shares_of_experts(ranks: int) -> None:
+    """Log-normal shares of 128 experts, dealt out to ranks: the fullest one's tokens, in the mean of many layers."""
+    spread = math.sqrt(math.log(1 + 1.6**2))
+    drawn = np.random.default_rng(0).lognormal(-(spread**2) / 2, spread, (4000, ranks, 128 // ranks))
+    loads = drawn.mean(axis=2) / drawn.mean(axis=(1, 2))[:, None]
+    assert 1 + 1.6 * math.sqrt(ranks / 128) * largest_excess(ranks) == pytest.approx(loads.max(axis=1).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize(
