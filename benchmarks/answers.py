@@ -3,6 +3,7 @@ kinds, with models of 7B and of 70B. An answer is a plan or a refusal.
 
     python benchmarks/answers.py                       # goes on where it was stopped
     python benchmarks/answers.py --only grpo,ppo       # these programs, --devices 8,64 these sizes
+    python benchmarks/answers.py --models 30B-A3B,235B-A22B    # models with experts, of Qwen3
     python benchmarks/answers.py --table               # what is known by now, and nothing else
 
 Seconds are those of a core, without the start of Python and the loading of the compiler (0.4 s): a busy machine changes
@@ -45,8 +46,11 @@ KINDS = ("h100-80gb", "a100-80gb", "b200-180gb")
 SETTINGS = {
     "7B": {"base": "Qwen/Qwen2.5-7B-Instruct", "student": "Qwen/Qwen2.5-7B-Instruct"},
     "70B": dict.fromkeys(("base", "judge", "student", "master"), "meta-llama/Llama-3.1-70B-Instruct"),
+    "30B-A3B": {"base": "Qwen/Qwen3-30B-A3B", "student": "Qwen/Qwen3-30B-A3B"},
+    "235B-A22B": {"base": "Qwen/Qwen3-235B-A22B", "student": "Qwen/Qwen3-30B-A3B", "master": "Qwen/Qwen3-235B-A22B"},
 }
 """The parameters that are models, for each size; the others stay as they ship."""
+USUAL = ("7B", "70B")
 BAR_S = 10.0
 """Seconds within which there has to be an answer."""
 MOST_S = 120
@@ -106,9 +110,9 @@ def timed_answer(case: Case) -> dict[str, Any]:
     return {"seconds": seconds, **json.loads(text)}
 
 
-def cases(programs: Sequence[str], devices: Sequence[int]) -> list[Case]:
+def cases(programs: Sequence[str], devices: Sequence[int], models: Sequence[str]) -> list[Case]:
     """Return the cases in a mixed order, which is the same each time."""
-    mixed = list(product(programs, devices, KINDS, SETTINGS))
+    mixed = list(product(programs, devices, KINDS, models))
     random.Random(0).shuffle(mixed)
     return mixed
 
@@ -164,12 +168,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(sorted(path.stem for path in ALGORITHMS.glob("*.rlf"))))
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)))
+    parser.add_argument("--models", default=",".join(USUAL), help=", ".join(SETTINGS))
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    known = known_answers(asked.file)
-    for case in [] if asked.table else cases(asked.only.split(","), [int(size) for size in asked.devices.split(",")]):
+    models = asked.models.split(",")
+    known = {case: said for case, said in known_answers(asked.file).items() if case[3] in models}
+    devices = [int(size) for size in asked.devices.split(",")]
+    for case in [] if asked.table else cases(asked.only.split(","), devices, models):
         if case in known:
             continue
         known[case] = timed_answer(case)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
-from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.bounds import Bounds, Choices
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 
 NEAR = 1 / 16
@@ -31,8 +31,12 @@ class JobStageBounds:
         low, high = box
         while True:
             tops = self.boxes.rounded_up(blocks, (low, high))
+            choices = self.bounds.candidates_by_component(blocks, self.boxes.pool_device_counts(blocks, tops))
+            if choices is None:
+                # A pool cannot hold its components, not even with the most devices that it may have.
+                return None
             most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, tops, strict=True)]
-            others = _most([self.weight_arrival_seconds(blocks, tops), *(loads for loads in most if loads is not None)])
+            others = _most([self.weight_arrival_seconds(blocks, choices), *(each for each in most if each is not None)])
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
                 least, lost = self.smallest_size_index(block, bottom, top, others)
@@ -83,9 +87,8 @@ class JobStageBounds:
         seconds = self.problem.job_seconds(durations, [0.0] * len(self.problem.sync_pairs))
         return [sum(seconds[job] for job in stage) for stage in self.problem.job_stages]
 
-    def weight_arrival_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
+    def weight_arrival_seconds(self, blocks: Blocks, choices: Choices) -> list[float]:
         """Return the least seconds of each stage until its new weights have arrived."""
-        choices = self.bounds.candidates_by_component(blocks, self.boxes.pool_device_counts(blocks, places)) or {}
         home = self.problem.make_colocation(blocks).pool_of_component
         waits = [
             self.bounds.fastest_sync_seconds(source, target, choices, home)[0]
