@@ -43,6 +43,7 @@ from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fused_pipelines import Taken, exact_pipeline_seconds
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
 from rlgraph.passes.placement.search.offload import partitions_worth_offloading
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.options import Options
@@ -762,6 +763,16 @@ def test_a_range_of_sizes_is_looked_at_as_a_whole_where_its_best_options_have_ro
             assert (best.value if best else inf) == pytest.approx(known.value if known else inf, rel=1e-9)
             looked += best is not None and best.devices != low
     assert looked
+
+
+def test_a_range_in_which_a_pool_never_holds_its_components_is_empty() -> None:
+    """As of Qwen3-235B on 128 devices, with too few for its training beside a pool that samples."""
+    problem = SimpleNamespace(goal="time")
+    bounds = SimpleNamespace(
+        problem=problem, incumbent=SimpleNamespace(best="a plan"), candidates_by_component=lambda *_: None
+    )
+    boxes = SimpleNamespace(rounded_up=lambda _, box: box[1], pool_device_counts=lambda *_: (8, 120))
+    assert JobStageBounds(boxes, bounds).tighten_box((), ((0, 0), (1, 9))) is None  # type: ignore[arg-type]
 
 
 def test_only_what_has_caches_has_them_halved() -> None:
