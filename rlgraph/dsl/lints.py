@@ -29,6 +29,7 @@ from rlgraph.ops.optimizers import optimizer_settings_of
 from rlgraph.ops.shared_base_models import changed_models, has_adapters
 from rlgraph.ops.tensor import key_of
 
+_COMMENT = re.compile(r"""(?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*#(.*)""")
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
 
@@ -50,21 +51,10 @@ def lint(program: Program) -> list[Diagnostic]:
     return list({(d.code, str(d.span)): d for d in warnings}.values())
 
 
-def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
-    """Return the warnings whose line does not end in `# allow CODE`; `comments` are by path and line."""
-
-    def waived(warning: Diagnostic) -> bool:
-        comment = comments.get((warning.span.source.path, warning.span.line), "")
-        return warning.code in _ALLOW.findall(comment)
-
-    return [warning for warning in warnings if not waived(warning)]
-
-
 def is_allowed(warning: Diagnostic) -> bool:
-    """Return whether the line of a warning ends in `# allow CODE`, in the text of its program."""
-    lines = warning.span.source.text.splitlines()
-    line = lines[warning.span.line - 1] if 0 < warning.span.line <= len(lines) else ""
-    return warning.code in _ALLOW.findall(line.rpartition("#")[2])
+    """Return whether the line of a warning ends in `# allow CODE`, in the text of its file."""
+    comment = _COMMENT.match(warning.span.source.line_text(warning.span.line))
+    return comment is not None and warning.code in _ALLOW.findall(comment[1])
 
 
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
@@ -107,7 +97,10 @@ def _overturning_decays(graph: Graph) -> Iterator[Diagnostic]:
 def _learning_rates(train: Node) -> list[float]:
     """Return the rates between which those of a training's updates are."""
     rate = train.attr("lr")
-    return [rate.args[0], rate.option("final", 0.0)] if isinstance(rate, ConstructorCall) else [rate]
+    if not isinstance(rate, ConstructorCall):
+        return [rate]
+    (peak, *_), options = rate.plain_arguments()
+    return [peak, options.get("final", 0.0)]
 
 
 # Groups
