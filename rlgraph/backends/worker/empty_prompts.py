@@ -9,7 +9,8 @@ from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import EmptyValues, column_at
 from rlgraph.data import BatchReader
-from rlgraph.dsl.columns import PromptUse, find_prompt_uses
+from rlgraph.dsl.columns import find_prompt_uses
+from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic, count_phrase
 from rlgraph.ir.graph import Program
