@@ -59,6 +59,14 @@ def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     return walk.prompt_uses
 
 
+def find_written_uses(program: Program, known: Known) -> list[PromptUse]:
+    """Return where a model answers texts, or messages with texts, that are those of a column of the data, in the order
+    of the program."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return walk.written_uses
+
+
 def find_episode_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model plays episodes on rows of the data, in the order of the program."""
     walk = _UseWalk(program, known, {})
@@ -94,8 +102,11 @@ class _UseWalk(ValueChecks):
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
+    written_uses: list[PromptUse] = field(default_factory=list)
     episode_uses: list[PromptUse] = field(default_factory=list)
     function_uses: list[FunctionUse] = field(default_factory=list)
+    written: dict[str, tuple[ColumnUse, bool]] = field(default_factory=dict)
+    """For each text that is that of a column alone the column, and whether it is in a message."""
     makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
     """For each value of the present phase the node that makes it, and the index of the output."""
     warnings: list[Diagnostic] = field(default_factory=list)
@@ -204,6 +215,10 @@ class _UseWalk(ValueChecks):
         for use in (self.columns[name] for name in node.inputs if name in self.columns):
             if not self._note(missing_column_error(use)):
                 self._note(braced_column_error(use, node.span))
+        [name, *others], output = node.inputs, node.outputs[0].name
+        if name in self.columns and not others and node.op == "compose" and not any(node.attr("pieces")):
+            self.written[output] = self.columns[name], attribute_value(node, "role") is not None
+        self.chosen |= {output} if self.chosen & {*node.inputs} else set()
 
     def _row(self, node: Node) -> None:
         """Check the texts and messages that are pieces of rows."""
@@ -289,6 +304,9 @@ class _UseWalk(ValueChecks):
         """Check the rows that a model answers, and which of their columns has the prompts."""
         name, output, kind = node.inputs[1], node.outputs[0].name, self.types[node.inputs[1]]
         origin, asked = self.tables.get(name), prompt_column_of(node) or "prompt"
+        if name in self.written and not NODES[node.op].foreign:
+            (text, as_message), model, chosen = self.written[name], self._handle(node).name, name in self.chosen
+            self.written_uses.append(PromptUse(node, text.source, text.name, model, chosen, as_message=as_message))
         if origin is None or not isinstance(kind, Table):
             return
         if kind.start != "text":

@@ -32,6 +32,8 @@ class PromptUse:
     """Whether the rows are given as a table, so that their tools are used."""
     last: bool = False
     """Whether only the last turn of a conversation carries loss."""
+    as_message: bool = False
+    """Whether the program makes a message of each text."""
 
 
 @dataclass(frozen=True, slots=True)

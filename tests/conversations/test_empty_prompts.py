@@ -48,7 +48,10 @@ def opened(folder: Path, rows: list[dict[str, Any]], lines: str, *, start: bool 
     ("rows", "lines", "said"),
     [
         (TEXTS, ASK, f"{SAID} reads only `<eos>` there"),
-        (CHATS, ASK, f"{SAID} reads only what its chat template writes there"),
+        (CHATS, ASK, f"{SAID} is asked an empty message there"),
+        (TEXTS, "rollout = actor.generate(user(rows.prompt), max_tokens=1)", f"{SAID} is asked an empty message there"),
+        (TEXTS, 'rollout = actor.generate("{rows.prompt}", max_tokens=1)', f"{SAID} reads only `<eos>` there"),
+        (TEXTS, 'rollout = actor.generate("> {rows.prompt}", max_tokens=1)', ""),
         (TEXTS, f"{ASK}  # allow W0523", ""),
         (TEXTS, f'keep rows where rows.prompt != ""\n    {ASK}', ""),
         (PAIRS, "rollout = encode(rows)", "`prompt` is empty in 1 of the 2 rows of `rows`, first in rows.jsonl:1"),
@@ -65,7 +68,8 @@ def test_it_is_refused_where_a_text_has_no_first_token(tmp_path: Path) -> None:
         opened(tmp_path, TEXTS, ASK, start=False)
     assert opened(tmp_path, CHATS, ASK, start=False).backend.overlong_notes()
     # What the program computes is known when it is asked.
-    run = opened(tmp_path, TEXTS, 'rollout = actor.generate("{rows.prompt}", max_tokens=1)', start=False)
+    joined = 'rollout = actor.generate(join("{rows.prompt}", by=rows), max_tokens=1)'
+    run = opened(tmp_path, TEXTS, joined, start=False)
     with pytest.raises(RunError, match=r"the prompt of rows row \d cannot be used: it is empty, and the tokenizer has"):
         list(run.backend.run_steps(1))
 

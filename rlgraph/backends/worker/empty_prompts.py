@@ -9,7 +9,7 @@ from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import EmptyValues, column_at
 from rlgraph.data import BatchReader
-from rlgraph.dsl.columns import find_prompt_uses
+from rlgraph.dsl.columns import find_prompt_uses, find_written_uses
 from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic, count_phrase
@@ -25,7 +25,7 @@ def empty_prompt_diagnostics(
     cannot. Rows of a stream are passed over, which cannot be read ahead."""
     known = {name: reader.source.columns for name, reader in readers.items()}
     found: dict[tuple[str, str, str], Diagnostic] = {}
-    for use in find_prompt_uses(program, known):
+    for use in [*find_prompt_uses(program, known), *find_written_uses(program, known)]:
         columns = known.get(use.source)
         column = column_at(columns, use.column) if columns and not _is_answer(use) else None
         # A program that leaves rows out may leave out those without a prompt.
@@ -43,11 +43,13 @@ def _is_answer(use: PromptUse) -> bool:
 def _diagnostic(use: PromptUse, empty: Mapping[str, EmptyValues], rows: str, codec: Codec) -> Diagnostic:
     count, first = sum(held.count for held in empty.values()), next(iter(empty.values())).first
     where = f"`{use.column}` is empty in {count:,} of the {rows} of `{use.source}`, first in {first}"
+    hint = f"write a prompt in every row; where an empty one is meant, end the line with `# allow {EMPTY_PROMPT}`"
+    if use.as_message or "text" not in empty:
+        return Diagnostic(EMPTY_PROMPT, f"{where}: `{use.model}` is asked an empty message there", use.node.span, hint)
     begins = codec.encode_prompt("") or ([] if codec.start_id is None else [codec.start_id])
-    if "text" in empty and not begins:
+    if not begins:
         message = f"{where}: `{use.model}` cannot begin there, since its tokenizer has no token that a text begins with"
         hint = f'leave such rows out: `keep {use.source} where {use.source}.{use.column} != ""`'
         return Diagnostic("E0731", message, use.node.span, hint)
-    read = f"`{codec.tokenizer.decode(begins)}`" if "text" in empty else "what its chat template writes"
-    hint = f"write a prompt in every row; where an empty one is meant, end the line with `# allow {EMPTY_PROMPT}`"
-    return Diagnostic(EMPTY_PROMPT, f"{where}: `{use.model}` reads only {read} there", use.node.span, hint)
+    read = codec.tokenizer.decode(begins)
+    return Diagnostic(EMPTY_PROMPT, f"{where}: `{use.model}` reads only `{read}` there", use.node.span, hint)
