@@ -28,7 +28,7 @@ import torch
 import rlgraph
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.frame import Frame, NodeOutput
-from rlgraph.backends.ray import cluster, worker
+from rlgraph.backends.ray import cluster, rank_requests, worker
 from rlgraph.backends.ray.piece_store import Wire, Wish
 from rlgraph.backends.ray.requests import RankRequest, Receipt
 from rlgraph.backends.rows import TableData
@@ -73,7 +73,7 @@ class MadeUp(worker.Worker):
         self.spent: dict[str, float] = defaultdict(float)
         self.longest = int(os.environ[FOLDER].rpartition("-")[2])
         made = super().load_models(*args)
-        real = worker.run_node
+        real = rank_requests.run_node
 
         def run(node: Node, frame: Frame, session: Session) -> NodeOutput:
             if NODES[node.op].generates:
@@ -86,8 +86,8 @@ class MadeUp(worker.Worker):
         def train(node: Node, frame: Frame, session: Session, idle: bool) -> NodeOutput:
             return NodeOutput({node.name: frame.values[model_of(node)]})
 
-        worker.run_node = run
-        worker.TRAINING = {"train": train}
+        rank_requests.run_node = run
+        rank_requests.TRAINING = {"train": train}
         return made
 
     @contextmanager

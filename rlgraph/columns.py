@@ -4,8 +4,8 @@ use."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
@@ -99,6 +99,21 @@ def _foreign(value: Any) -> str:
         return "odd"
 
 
+def is_silent(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last of some chat messages says nothing, and calls no tool either."""
+    last = messages[-1]
+    return not (last.get("content") or last.get("value") or last.get("tool_calls"))
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyValues:
+    """The values of a kind that say nothing: empty texts, or conversations whose last message is empty."""
+
+    count: int
+    first: str
+    """The first row that has one, as a message names it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """The kinds of values in a column, as far as the data was read."""
@@ -110,6 +125,8 @@ class Column:
     """An upper bound on the bytes of its longest text in UTF-8; None where nobody has counted."""
     fields: Mapping[str, Column] | None = None
     """What the objects in the column hold, by name; None where that is not known, so that any name may exist."""
+    empty: Mapping[str, EmptyValues] = field(default_factory=dict)
+    """For each kind of value those that say nothing, where the rows were read."""
 
     def kind_with_row(self, kind: str) -> str:
         """Return the words for a kind of value in the column, and the first row that has one."""
@@ -136,7 +153,7 @@ def column_at(columns: Mapping[str, Column], name: str) -> Column | None:
     if held is None:
         return None
     absent = {kind: place for kind, place in column.first.items() if kind in ABSENT}
-    return Column({**absent, **held.first}, held.longest, held.fields)
+    return replace(held, first={**absent, **held.first})
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
@@ -197,6 +214,8 @@ class ColumnInspector:
     _first_number: int | None = None
     _longest: dict[str, int] = field(default_factory=dict)
     """For each column an upper bound on the bytes of its longest text."""
+    _empty: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """For each column and kind how many values say nothing, and the number of the first row that has one."""
     _objects: dict[str, ColumnInspector] = field(default_factory=dict)
     """What the objects in each column hold."""
     _depth: int = 0
@@ -216,10 +235,19 @@ class ColumnInspector:
                 first[kind] = number
             if kind == "object":
                 self._add_object(name, row[name], number)
+            elif kind == "messages" and is_silent(row[name]):
+                self._add_empty(name, kind, number)
         longest = self._longest
         for name in texts:
             if (size := utf8_bytes_bound(row[name])) > longest[name]:
                 longest[name] = size
+            elif not size:
+                self._add_empty(name, "text", number)
+
+    def _add_empty(self, name: str, kind: str, number: int) -> None:
+        empty = self._empty.setdefault(name, {})
+        count, first = empty.get(kind, (0, number))
+        empty[kind] = count + 1, first
 
     def _add_object(self, name: str, value: Mapping[Any, Any], number: int) -> None:
         inside = self._objects.get(name)
@@ -259,7 +287,10 @@ class ColumnInspector:
         """Return the columns by name, in the order in which they first appeared."""
         return {
             name: Column(
-                {kind: self.name(number) for kind, number in first.items()}, self._longest.get(name), self._fields(name)
+                {kind: self.name(number) for kind, number in first.items()},
+                self._longest.get(name),
+                self._fields(name),
+                {kind: EmptyValues(count, self.name(at)) for kind, (count, at) in self._empty.get(name, {}).items()},
             )
             for name, first in self._first.items()
         }

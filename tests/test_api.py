@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,6 @@ def test_a_compiled_program() -> None:
     assert found.after(found.stages[-1].name) is found.program
     assert found.graph is found.program.phases[-1].graph
     assert found.text("check") != found.text() and found.text().startswith("program tiny\n")
-    with pytest.raises(LookupError, match="there is no pass fold: there are check, simplify"):
-        found.after("fold")
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.folder = Path("/")  # type: ignore[misc]
 
@@ -138,6 +138,33 @@ def test_paths_begin_at_the_program(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert list((folder / "elsewhere").iterdir()) == []
 
 
+def _look_up_what_is_not_there(run: rlgraph.Run, compiled: Compiled) -> None:
+    lookups: list[tuple[Callable[[], object], str]] = [
+        (lambda: run.models["actr"], "the run has no model `actr`: did you mean `actor`? it has `actor`"),
+        (lambda: run.models[0], "the run has no model `0`: it has `actor`"),  # type: ignore[index]
+        (
+            lambda: run.metrics[2]["rewrad"],
+            "the step has no metric `rewrad`: did you mean `reward`? it has `step`, `seconds`, `reward`, ",
+        ),
+        (lambda: compiled.set["n"], "the compiled program has no replaced setting `n`: it has nothing"),
+        (lambda: compiled.after("fold"), "the compiled program has no pass `fold`: it has `check`, `simplify`, "),
+        (lambda: compiled.plan.group("hots"), "the plan has no group `hots`: did you mean `host`? it has `"),
+        (lambda: compiled.program.model("actr"), "the program has no model `actr`: did you mean `actor`? it has `acto"),
+    ]
+    for look_up, message in lookups:
+        with pytest.raises(rlgraph.ProgramError) as wrong:
+            look_up()
+        (found,) = wrong.value.diagnostics
+        assert f"{found.message}: {found.hint}".startswith(message) and found.code == "E0898"
+        assert isinstance(wrong.value, KeyError) and str(wrong.value) == found.render()
+        assert str(pickle.loads(pickle.dumps(wrong.value))) == str(wrong.value)
+    assert "n" not in compiled.set and run.models.get("actr") is None
+    copied = pickle.loads(pickle.dumps(run.metrics))
+    assert copied == run.metrics
+    with pytest.raises(rlgraph.ProgramError, match="the step has no metric `x`"):
+        copied[0]["x"]
+
+
 def test_a_run(folder: Path) -> None:
     program = rlgraph.compile("tiny.rlf")
     before = torch.get_num_threads()
@@ -147,6 +174,7 @@ def test_a_run(folder: Path) -> None:
     assert run.models["actor"].updates == 3
     answers = run.models["actor"].answer(["a>", "ba>"], max_tokens=5)
     assert len(answers) == 2 and all(len(answer) <= 5 for answer in answers)
+    _look_up_what_is_not_there(run, program)
     again = program.run(3, seed=5, threads=1, progress=False)
     other = program.run(3, seed=6, threads=1, progress=False)
     rewards = [[step["reward"] for step in found.metrics] for found in (run, again, other)]

@@ -303,7 +303,7 @@ def test_visualize(arguments: list[str], folder: Path, capsys: pytest.CaptureFix
         ),
         (
             ["compile", "tiny.rlf", "--print-after", "simplfy"],
-            "Invalid value for '--print-after': there is no pass simplfy: did you mean `simplify`?",
+            "Invalid value for '--print-after': the compiled program has no pass `simplfy`: did you mean `simplify`? it",
         ),
         (["run", "tiny.rlf", "--steps", "0"], "Invalid value for '--steps': 0 is not in the range x>=1."),
         (["run", "tiny.rlf", "--steps", "-3"], "Invalid value for '--steps': -3 is not in the range x>=1."),

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from rlgraph.backends.executor import Executor, GraphRun, never_ready, wait_for_progress
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.graph_run import GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.step import Ended, Step
 from rlgraph.ir.graph import Graph
 

@@ -20,8 +20,9 @@ from itertools import islice
 from typing import Any
 
 from rlgraph.backends.clocks import TaskPool, report_failure
-from rlgraph.backends.executor import Await, Executor, GraphRun, never_ready, wait_for_progress
+from rlgraph.backends.executor import Executor
 from rlgraph.backends.frame import Frame
+from rlgraph.backends.graph_run import Await, GraphRun, never_ready, wait_for_progress
 from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Phase, Program, Value
 from rlgraph.ir.step_edges import weights_age_steps

@@ -22,6 +22,7 @@ from rlgraph.cli.base import (
 )
 from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.cli.outputs import FORMATS, PICTURES, save_file, write_outputs
+from rlgraph.errors.lookups import UnknownName
 from rlgraph.runs.jsonlines import print_record
 
 if TYPE_CHECKING:
@@ -194,8 +195,9 @@ def compile_(
     for name in after:
         try:
             echo_text(compiled.text(name), nl=False)
-        except LookupError as error:
-            raise click.BadParameter(str(error), param_hint="'--print-after'") from None
+        except UnknownName as error:
+            (found,) = error.diagnostics
+            raise click.BadParameter(f"{found.message}: {found.hint}", param_hint="'--print-after'") from None
     write_outputs(compiled, list(dict.fromkeys(emitted)), visualize, out, picture)
     for name, report in zip([*(["explain"] if explained else []), "what-if"], reports, strict=False):
         if out is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlgraph.columns import WIDEST, Column, ColumnInspector, column_of_value, utf8_bytes_bound, value_kind
+from rlgraph.columns import WIDEST, Column, ColumnInspector, EmptyValues, column_of_value, utf8_bytes_bound, value_kind
 from rlgraph.data.mixture import Mixture
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, did_you_mean, quoted_list
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec, flag_option, int_option, text_option
@@ -222,16 +222,13 @@ def _with_defaults(columns: Mapping[str, Column], defaults: Mapping[str, Any]) -
         place = first.pop("missing", None)
         if fields is not None and isinstance(value, Mapping):
             if place is not None:
-                fields = {
-                    name: Column({"missing": place, **held.first}, held.longest, held.fields)
-                    for name, held in fields.items()
-                }
+                fields = {name: replace(held, first={"missing": place, **held.first}) for name, held in fields.items()}
             fields = _with_defaults(fields, value)
         if place is not None:
             first.setdefault(value_kind(value), "")
             longest = max(longest or 0, utf8_bytes_bound(value)) if isinstance(value, str) else longest
             fields = column_of_value(value).fields if "object" not in old.first else fields
-        result[name] = Column(first, longest, fields)
+        result[name] = replace(old, first=first, longest=longest, fields=fields)
     return result
 
 
@@ -308,13 +305,40 @@ def _array_column(column: Any, name: str) -> Column:
     if pa.types.is_uint64(column.type):
         too_large = first_row(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())))
         kinds |= {"large": too_large[""]} if too_large else {}
-    longest, fields = None, None
+    longest, fields, says_nothing = None, None, None
     if kind == "text" and not pa.types.is_dictionary(column.type) and len(column):
-        longest = pc.max(pc.binary_length(column)).as_py() or 0
+        sizes = pc.binary_length(column)
+        longest, says_nothing = pc.max(sizes).as_py() or 0, pc.equal(sizes, 0)
+    if kind == "messages" and len(column):
+        says_nothing = _silent_conversations(column)
     if kind == "object":
         names = [column.type.field(place).name for place in range(column.type.num_fields)]
         fields = {inner: _array_column(pc.struct_field(column, place), name) for place, inner in enumerate(names)}
-    return Column(kinds, longest, fields)
+    count = (pc.sum(says_nothing).as_py() or 0) if says_nothing is not None else 0
+    return Column(kinds, longest, fields, {kind: EmptyValues(count, first_row(says_nothing)[""])} if count else {})
+
+
+def _silent_conversations(column: Any) -> Any:
+    """Return which lists of messages in a pyarrow column are silent, as `is_silent` says; None where they have to be
+    read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    message = column.type.value_type
+    names = [message.field(place).name for place in range(message.num_fields)]
+    said = message.field(names.index("content")).type
+    if _arrow_kind(said) != "text" or pa.types.is_dictionary(said):
+        return None
+    looked_at = {"content", "tool_calls"} & {*names}
+
+    def silent(lists: Any) -> Any:
+        counts = pc.fill_null(pc.list_value_length(lists).cast(pa.int64()), 0)
+        place = pc.if_else(pc.equal(counts, 0), None, pc.subtract(pc.cumulative_sum(counts), 1))
+        last = {name: pc.struct_field(lists.flatten(), names.index(name)).take(place) for name in looked_at}
+        empty = pc.equal(pc.binary_length(last["content"]), 0)
+        return pc.and_(empty, pc.is_null(last["tool_calls"])) if "tool_calls" in last else empty
+
+    return pa.chunked_array([silent(chunk) for chunk in column.chunks], pa.bool_())
 
 
 def _arrow_kind(data_type: Any) -> str:

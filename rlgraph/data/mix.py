@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rlgraph.columns import Column
+from rlgraph.columns import Column, EmptyValues
 from rlgraph.data import sources
 from rlgraph.data.base import DataSource, Rows, make_source, require_full_batch, rows_with_defaults
 from rlgraph.data.concatenated import concatenate_rows
@@ -123,7 +123,15 @@ def _merged(parts: Sequence[tuple[str, Column | None]]) -> Column:
     longest = None if None in sizes or not sizes else max(size for size in sizes if size is not None)
     objects = [(part, column.fields) for part, column in parts if column is not None and "object" in column.first]
     known = [(part, fields) for part, fields in objects if fields is not None]
-    return Column(first, longest, merged_columns(known) if objects and len(known) == len(objects) else None)
+    fields = merged_columns(known) if objects and len(known) == len(objects) else None
+    return Column(first, longest, fields, _all_empty([column.empty for column in there]))
+
+
+def _all_empty(parts: Sequence[Mapping[str, EmptyValues]]) -> dict[str, EmptyValues]:
+    """Return what says nothing in all parts together."""
+    kinds = dict.fromkeys(kind for part in parts for kind in part)
+    found = {kind: [part[kind] for part in parts if kind in part] for kind in kinds}
+    return {kind: EmptyValues(sum(each.count for each in held), held[0].first) for kind, held in found.items()}
 
 
 def _parts(spec: CallSpec) -> list[CallSpec]:

@@ -16,7 +16,7 @@ from rlgraph.dsl.columns import column_misuses, hidden_column_warnings
 from rlgraph.dsl.context import Columns, Context, Faults
 from rlgraph.dsl.declarations import declare, prelude, report_unknown_changes, report_unknown_names, report_unused
 from rlgraph.dsl.expressions import evaluate_expression
-from rlgraph.dsl.lints import drop_allowed_warnings, lint
+from rlgraph.dsl.lints import is_allowed, lint
 from rlgraph.dsl.loss_checks import row_choice_errors
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.phases import build_phases
@@ -90,8 +90,8 @@ def check_program_and_schedule(
     except ProgramError as error:
         diagnostics += error.diagnostics
     _raise_errors(diagnostics)
-    comments = {(source.path, comment.line): comment.text for comment in file.comments}
-    return Checked(program, drop_allowed_warnings(sorted_diagnostics(diagnostics), comments), schedule, context.scope)
+    warnings = [warning for warning in sorted_diagnostics(diagnostics) if not is_allowed(warning)]
+    return Checked(program, warnings, schedule, context.scope)
 
 
 def _raise_errors(diagnostics: Sequence[Diagnostic]) -> None:

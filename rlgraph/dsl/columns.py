@@ -7,102 +7,31 @@ buffers they went through, and for each value from which column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from rlgraph.columns import Column, column_at
+from rlgraph.columns import column_at
 from rlgraph.conversations import RowFormat, format_of_columns
+from rlgraph.dsl.data_uses import FunctionUse, GivenColumn, Known, LoadedFunction, Origin, PromptUse
 from rlgraph.dsl.misuses import (
     ColumnUse,
     braced_column_error,
-    comparison_error,
     key_error,
     missing_column_error,
     missing_part_error,
     mixed_keys_error,
-    number_error,
     prompt_error,
     unread_prompt_error,
 )
+from rlgraph.dsl.value_checks import ValueChecks
 from rlgraph.errors import Diagnostic, Span, quoted_list
-from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
-from rlgraph.ir.types import DType, StateHandle, Table, Tensor, Type
-from rlgraph.ops import NODES, TENSOR, attribute_value
+from rlgraph.ir.graph import Graph, Node, Program, Ref
+from rlgraph.ir.types import StateHandle, Table, Tensor, Type
+from rlgraph.ops import NODES, attribute_value
 from rlgraph.ops.nodes import prompt_column_of, rows_per_input, sampling_node
-
-Known = Mapping[str, Mapping[str, Column] | None]
-"""What the columns of each data source hold; None where the data have not been read."""
-
 
 TURNS = "turns"
 """A column that only tables of episodes have."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptUse:
-    """Prompts of the data that a model answers, or that it reads with their answers."""
-
-    node: Node
-    source: str
-    column: str
-    model: str
-    chosen: bool
-    """Whether these are only some of the rows: others were left out before."""
-    shape: RowFormat | None = None
-    """The columns of rows whose answers the model does not generate; `column` is that of their prompts, or of the
-    answers where there is none."""
-    whole: bool = False
-    """Whether the rows are given as a table, so that their tools are used."""
-    last: bool = False
-    """Whether only the last turn of a conversation carries loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenColumn:
-    """A column that the program gives to a function."""
-
-    dtype: DType
-    data: str = ""
-    """The column of the data that it is; empty where the program computes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionUse:
-    """A call of a function on answers of a model to prompts of the data."""
-
-    function: str
-    source: str
-    prompt: str
-    """The column of the prompts."""
-    siblings: int
-    """How many answers to a prompt there are, if none was left out."""
-    columns: Mapping[str, GivenColumn]
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """From which data the rows of a table are."""
-
-    source: str
-    prompt: str = "prompt"
-    """The column of the data that the rows have as `prompt`: the one that a model answered. Empty where the program
-    computed what it answered."""
-
-    def column_in_data(self, name: str) -> str:
-        """Return the column of the data that a column of the rows is, or a part of one; empty where it is none."""
-        outer, dot, inner = name.partition(".")
-        if outer != "prompt":
-            return name
-        return f"{self.prompt}{dot}{inner}" if self.prompt else ""
-
-
-class LoadedFunction(Protocol):
-    """A function of the program, as far as it is loaded."""
-
-    def accepts_column(self, name: str) -> bool:
-        """Return whether the function takes a column of that name."""
-        ...
 
 
 def column_misuses(
@@ -130,6 +59,14 @@ def find_prompt_uses(program: Program, known: Known) -> list[PromptUse]:
     return walk.prompt_uses
 
 
+def find_written_uses(program: Program, known: Known) -> list[PromptUse]:
+    """Return where a model answers texts, or messages with texts, that are those of a column of the data, in the order
+    of the program."""
+    walk = _UseWalk(program, known, {})
+    walk.walk_phases()
+    return walk.written_uses
+
+
 def find_episode_uses(program: Program, known: Known) -> list[PromptUse]:
     """Return where a model plays episodes on rows of the data, in the order of the program."""
     walk = _UseWalk(program, known, {})
@@ -145,20 +82,17 @@ def find_function_uses(program: Program, known: Known) -> list[FunctionUse]:
 
 
 @dataclass(slots=True)
-class _UseWalk:
+class _UseWalk(ValueChecks):
     """Walks graphs in their order, and tracks from which data the rows of each table are and from which column each
     value is."""
 
-    program: Program
     contents: Known
     functions: Mapping[str, LoadedFunction]
     types: Mapping[str, Type] = field(default_factory=dict)
     """The types of the values of the present phase."""
-    tables: dict[str, _Origin] = field(default_factory=dict)
+    tables: dict[str, Origin] = field(default_factory=dict)
     """From which data the rows of each table are."""
-    columns: dict[str, ColumnUse] = field(default_factory=dict)
-    """The column that each value holds."""
-    buffers: dict[str, _Origin] = field(default_factory=dict)
+    buffers: dict[str, Origin] = field(default_factory=dict)
     """From which data the rows of each buffer are."""
     keys: dict[str, list[ColumnUse]] = field(default_factory=dict)
     """The columns that are keys of each keyed state."""
@@ -168,11 +102,13 @@ class _UseWalk:
     chosen: set[str] = field(default_factory=set)
     """Tables and values some of whose rows were left out."""
     prompt_uses: list[PromptUse] = field(default_factory=list)
+    written_uses: list[PromptUse] = field(default_factory=list)
     episode_uses: list[PromptUse] = field(default_factory=list)
     function_uses: list[FunctionUse] = field(default_factory=list)
+    written: dict[str, tuple[ColumnUse, bool]] = field(default_factory=dict)
+    """For each text that is that of a column alone the column, and whether it is in a message."""
     makers: dict[str, tuple[Node, int]] = field(default_factory=dict)
     """For each value of the present phase the node that makes it, and the index of the output."""
-    diagnostics: list[Diagnostic] = field(default_factory=list)
     warnings: list[Diagnostic] = field(default_factory=list)
     """What a run goes on with."""
 
@@ -214,7 +150,7 @@ class _UseWalk:
             self._generate(node)
 
     def _read(self, node: Node) -> None:
-        self.tables[node.outputs[0].name] = _Origin(self._handle(node).name)
+        self.tables[node.outputs[0].name] = Origin(self._handle(node).name)
 
     def _tensor(self, node: Node) -> None:
         for let in node.body:
@@ -279,6 +215,10 @@ class _UseWalk:
         for use in (self.columns[name] for name in node.inputs if name in self.columns):
             if not self._note(missing_column_error(use)):
                 self._note(braced_column_error(use, node.span))
+        [name, *others], output = node.inputs, node.outputs[0].name
+        if name in self.columns and not others and node.op == "compose" and not any(node.attr("pieces")):
+            self.written[output] = self.columns[name], attribute_value(node, "role") is not None
+        self.chosen |= {output} if self.chosen & {*node.inputs} else set()
 
     def _row(self, node: Node) -> None:
         """Check the texts and messages that are pieces of rows."""
@@ -360,68 +300,13 @@ class _UseWalk:
 
     # Uses
 
-    def _note(self, diagnostic: Diagnostic | None) -> bool:
-        """Add a diagnostic. Returns whether there is one."""
-        if diagnostic is not None:
-            self.diagnostics.append(diagnostic)
-        return diagnostic is not None
-
-    def _number(self, name: str, span: Span) -> None:
-        """Check that a value that is calculated with is a number."""
-        if name in self.columns:
-            # A run calculates in 64 bits if a model does.
-            in_double = any(self.program.dtype_of_model(model) == "float64" for model in self.program.models)
-            self._note(number_error(self.columns[name], span, in_double))
-
-    def _expr(self, expr: Expr) -> None:
-        for part in operations_in(expr):
-            if part.type.dtype == "key":
-                self._keyed(part)
-                continue
-            if TENSOR[part.op].kind == "pairing":
-                continue
-            if TENSOR[part.op].texts:
-                self._compared(part)
-                continue
-            if TENSOR[part.op].reads_text:
-                if isinstance(part.args[0], Ref):
-                    self._texts(part.args[0].name, part.span, ("text",))
-                continue
-            for arg in part.args:
-                if isinstance(arg, Ref):
-                    self._number(arg.name, part.span)
-
-    def _keyed(self, expr: Apply) -> None:
-        """Check that a column by which rows are grouped has numbers alone, or texts alone."""
-        for use in (self.columns[arg.name] for arg in expr.args if isinstance(arg, Ref) and arg.name in self.columns):
-            if not self._note(missing_column_error(use)):
-                self._note(key_error(use))
-
-    def _compared(self, expr: Apply) -> None:
-        """Check that both sides of `==` or `!=` are texts, or both are numbers."""
-        sides = [self._side(arg) for arg in expr.args]
-        for arg, side, other in zip(expr.args, sides, reversed(sides), strict=True):
-            if not isinstance(arg, Ref) or arg.name not in self.columns:
-                continue
-            if self._note(comparison_error(self.columns[arg.name], side, other, expr)):
-                return
-            if side == "numbers":
-                self._number(arg.name, expr.span)
-
-    def _side(self, expr: Expr) -> str:
-        """Return the kind of a side of a comparison: that of its column, or of its type."""
-        if isinstance(expr, Apply) and TENSOR[expr.op].kind == "pairing":
-            return self._side(expr.args[0])
-        if expr.type.dtype == "any":
-            return (
-                self.columns[expr.name].comparison_side if isinstance(expr, Ref) and expr.name in self.columns else ""
-            )
-        return "texts" if expr.type.dtype == "text" else "numbers"
-
     def _generate(self, node: Node) -> None:
         """Check the rows that a model answers, and which of their columns has the prompts."""
         name, output, kind = node.inputs[1], node.outputs[0].name, self.types[node.inputs[1]]
         origin, asked = self.tables.get(name), prompt_column_of(node) or "prompt"
+        if name in self.written and not NODES[node.op].foreign:
+            (text, as_message), model, chosen = self.written[name], self._handle(node).name, name in self.chosen
+            self.written_uses.append(PromptUse(node, text.source, text.name, model, chosen, as_message=as_message))
         if origin is None or not isinstance(kind, Table):
             return
         if kind.start != "text":
@@ -440,10 +325,6 @@ class _UseWalk:
         if use is not None:
             self._note(missing_column_error(use))
             self._note(prompt_error(use, ("text", "messages"), use.span))
-
-    def _texts(self, name: str, span: Span, wanted: Sequence[str]) -> None:
-        if name in self.columns:
-            self._note(prompt_error(self.columns[name], wanted, span))
 
     def _expect(self, node: Node) -> None:
         """Check the column by which rows begin."""

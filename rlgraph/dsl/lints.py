@@ -25,9 +25,11 @@ from rlgraph.ir.graph import (
 from rlgraph.ir.types import Axis, axes_of, axis_of
 from rlgraph.ops import NODES, TENSOR
 from rlgraph.ops.nodes import inputs_chosen_from, sliced_axes, unit_seen_by_node, user_code_of
+from rlgraph.ops.optimizers import optimizer_settings_of
 from rlgraph.ops.shared_base_models import changed_models, has_adapters
 from rlgraph.ops.tensor import key_of
 
+_COMMENT = re.compile(r"""(?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*#(.*)""")
 _ALLOW = re.compile(r"\ballow (W\d{4})\b")
 
 
@@ -37,6 +39,7 @@ def lint(program: Program) -> list[Diagnostic]:
     warnings = [*_idle_adapters(program)]
     for phase in program.phases:
         warnings += _still_updates(phase.graph)
+        warnings += _overturning_decays(phase.graph)
         warnings += _groups_of_one(phase.graph)
         warnings += _equal_samples(phase.graph)
         warnings += _broken_groups(phase.graph, axis_by_key)
@@ -48,21 +51,10 @@ def lint(program: Program) -> list[Diagnostic]:
     return list({(d.code, str(d.span)): d for d in warnings}.values())
 
 
-def drop_allowed_warnings(warnings: Iterable[Diagnostic], comments: Mapping[tuple[str, int], str]) -> list[Diagnostic]:
-    """Return the warnings whose line does not end in `# allow CODE`; `comments` are by path and line."""
-
-    def waived(warning: Diagnostic) -> bool:
-        comment = comments.get((warning.span.source.path, warning.span.line), "")
-        return warning.code in _ALLOW.findall(comment)
-
-    return [warning for warning in warnings if not waived(warning)]
-
-
 def is_allowed(warning: Diagnostic) -> bool:
-    """Return whether the line of a warning ends in `# allow CODE`, in the text of its program."""
-    lines = warning.span.source.text.splitlines()
-    line = lines[warning.span.line - 1] if 0 < warning.span.line <= len(lines) else ""
-    return warning.code in _ALLOW.findall(line.rpartition("#")[2])
+    """Return whether the line of a warning ends in `# allow CODE`, in the text of its file."""
+    comment = _COMMENT.match(warning.span.source.line_text(warning.span.line))
+    return comment is not None and warning.code in _ALLOW.findall(comment[1])
 
 
 def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
@@ -79,9 +71,7 @@ def _idle_adapters(program: Program) -> Iterator[Diagnostic]:
 def _still_updates(graph: Graph) -> Iterator[Diagnostic]:
     """Warn of updates that leave all weights as they are, and of answers from which nothing is learned."""
     for node in graph.walk():
-        rate = node.attr("lr") if NODES[node.op].trains else None
-        rates = [rate.args[0], rate.option("final", 0.0)] if isinstance(rate, ConstructorCall) else [rate]
-        if rates[0] is not None and not any(rates):
+        if NODES[node.op].trains and not any(_learning_rates(node)):
             yield Diagnostic("W0516", "at `lr=0` this trains nothing: all weights stay as they are", node.span)
         if node.op == "generate" and node.attr("max_tokens") == 0:
             message = "with `max_tokens=0` all answers are empty, and nothing is learned from them"
@@ -89,6 +79,28 @@ def _still_updates(graph: Graph) -> Iterator[Diagnostic]:
         if node.op == "update" and node.attr("ema") == 1:
             message = "with `ema=1` all of the old weights stays, and this updates nothing"
             yield Diagnostic("W0516", message, node.span, "`ema=0.99` takes a hundredth of the new ones each time")
+
+
+def _overturning_decays(graph: Graph) -> Iterator[Diagnostic]:
+    """Warn of updates of which the decay alone takes all of each weight, or more: `w - lr * weight_decay * w`
+    (arXiv 1711.05101)."""
+    for node in (node for node in graph.walk() if NODES[node.op].trains):
+        computed = {inner.attr("name") for inner in node.region.nodes if inner.op == "setting"}
+        rate, decay = max(_learning_rates(node)), optimizer_settings_of(node).get("weight_decay", 0.0)
+        if not computed & {"lr", "weight_decay"} and rate * decay >= 1:
+            kept = 1 - rate * decay
+            message = f"at `lr={rate:g}`, `weight_decay={decay:g}` multiplies each weight by {kept:g} in one update"
+            hint = "it multiplies by `1 - lr * weight_decay`: write a `weight_decay` with which that is nearly 1"
+            yield Diagnostic("W0522", message, node.span, hint)
+
+
+def _learning_rates(train: Node) -> list[float]:
+    """Return the rates between which those of a training's updates are."""
+    rate = train.attr("lr")
+    if not isinstance(rate, ConstructorCall):
+        return [rate]
+    (peak, *_), options = rate.plain_arguments()
+    return [peak, options.get("final", 0.0)]
 
 
 # Groups

@@ -12,7 +12,7 @@ under the exact expression.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -236,6 +236,12 @@ def did_you_mean(word: str, known: Iterable[str], shown: str = "{}", alike: floa
     """Return a hint with the known word that looks most like `word`, put into `shown`; empty if none does."""
     match = closest_match(word, known, alike)
     return f"did you mean `{shown.replace('{}', match)}`?" if match else ""
+
+
+def known_names_hint(word: str, known: Collection[str], it_has: str) -> str:
+    """Return a hint with the known words, and before them the one that looks most like `word`, if one does."""
+    names = f"{it_has} {quoted_list([*known], 'and') or 'nothing'}"
+    return " ".join(filter(None, [did_you_mean(word, known), names]))
 
 
 def closest_match(word: str, known: Iterable[str], alike: float = 0.6) -> str:

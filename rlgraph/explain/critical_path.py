@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from rlgraph.errors.lookups import ByName
 from rlgraph.ops import model_work_of
 from rlgraph.passes.cost.predict import task_cost_model
 from rlgraph.passes.cost.task import Task
@@ -86,7 +87,7 @@ def seconds_by_kind(path: Iterable[CriticalWork]) -> dict[str, float]:
         for kind, seconds in ((stretch.kind, stretch.seconds - moved), (TRANSITIONS, moved)):
             if seconds:
                 by_kind[kind] = by_kind.get(kind, 0.0) + seconds
-    return dict(sorted(by_kind.items(), key=lambda item: -item[1]))
+    return ByName(sorted(by_kind.items(), key=lambda item: -item[1]), "the critical path", "kind of work")
 
 
 def _chain(order: TaskOrder, begun: Sequence[float], seconds: Sequence[float], pools: Pools) -> list[int]:

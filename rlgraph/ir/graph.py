@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, Literal
 
 from rlgraph.errors import NO_SPAN, Span
+from rlgraph.errors.lookups import thing_of_name
 from rlgraph.ir.types import Axis, Tensor, Type, axes_of
 
 
@@ -312,8 +313,8 @@ class Program:
         return replace(self, phases=phases)
 
     def model(self, name: str) -> Model:
-        """Return the model of this name."""
-        return next(model for model in self.models if model.name == name)
+        """Return the model of this name. Raise UnknownName."""
+        return thing_of_name("the program", "model", name, self.models)
 
     def worker_count(self, code: str) -> int:
         """Return how many processes a function's calls or an environment's episodes are spread over, where it has no

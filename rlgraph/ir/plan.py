@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rlgraph.errors.lookups import thing_of_name
 from rlgraph.ir.mesh import Mesh, make_mesh
 
 VERSION = 2
@@ -189,8 +190,8 @@ class Plan:
     version: int = field(default=VERSION)
 
     def group(self, name: str) -> Group:
-        """Return the group of this name."""
-        return next(group for group in self.groups if group.name == name)
+        """Return the group of this name. Raise UnknownName."""
+        return thing_of_name("the plan", "group", name, self.groups)
 
     def group_of_role(self, model: str, operation: str) -> Group:
         """Return the group that does this operation with a model."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from rlgraph.errors.lookups import ByName
 from rlgraph.ir.graph import Node
 from rlgraph.ir.work_names import work_key
 from rlgraph.ops import NODES
@@ -206,7 +207,7 @@ class RunObserver:
                 phase=step.phase,
                 seconds=step.seconds,
                 metrics=record or {},
-                work_s=measures.work_s,
+                work_s=ByName(measures.work_s, "the step", "work"),
                 result=step,
                 measures=measures,
                 ages={} if self._ages is None or step.trace is None else self._ages.add_step(step.trace),

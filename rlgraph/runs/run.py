@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.backends.hard.node import is_hard
 from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.errors.lookups import ByName
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
 from rlgraph.runs.backends import open_backend
@@ -47,13 +48,17 @@ if TYPE_CHECKING:
     from rlgraph.backends.steps import StepResult
 
 
+def _no_models() -> dict[str, TrainedModel]:
+    return ByName((), "the run", "model")
+
+
 @dataclass
 class Run:
     """The result of a run: its metrics, its models, and where they were written."""
 
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """A record for each step: `step`, `seconds` and every reported name; `phase` in programs that have several."""
-    models: dict[str, TrainedModel] = field(default_factory=dict)
+    models: dict[str, TrainedModel] = field(default_factory=_no_models)
     """Every model of the program, by its name in it."""
     folder: Path | None = None
     """The folder where everything was written; None if nothing was."""
@@ -276,7 +281,7 @@ def _steps(
             assert folder is not None
             restore_checkpoint(checkpoint, compiled, options, taken, resumable, watch.show_note)
             done = checkpoint.step
-            result.metrics += folder.cut_after_step(done)
+            result.metrics += map(_by_metric, folder.cut_after_step(done))
             watch.go_on_after(folder.path / TRACE)
         elif again and folder:
             folder.cut_after_step(0)
@@ -323,7 +328,7 @@ def _cores() -> int:
 
 
 def _count_updates(result: Run, updates: Mapping[str, int]) -> None:
-    result.models = {name: replace(model, updates=updates[name]) for name, model in result.models.items()}
+    result.models.update({name: replace(model, updates=updates[name]) for name, model in result.models.items()})
 
 
 def _trained(result: Run) -> dict[str, TrainedModel]:
@@ -391,7 +396,11 @@ def _give_back(result: Run, folder: RunFolder | None) -> None:
 def _record(step: StepResult, phases: bool) -> dict[str, Any]:
     where = {"phase": step.phase} if phases else {}
     fields = {"step": step.number, **where, "seconds": round(step.seconds, 6)}
-    return with_metrics(fields, {**step.metrics, **step.extra})
+    return _by_metric(with_metrics(fields, {**step.metrics, **step.extra}))
+
+
+def _by_metric(record: dict[str, Any]) -> dict[str, Any]:
+    return ByName(record, "the step", "metric")
 
 
 def _how(compiled: Compilation, options: RunOptions) -> dict[str, object]:

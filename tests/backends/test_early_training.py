@@ -14,7 +14,7 @@ from test_sim import Fires, Fixed, streams
 from tiny import data_folder, weights
 
 from rlgraph.api.compiled import Compiled
-from rlgraph.backends.executor import PIECE
+from rlgraph.backends.graph_run import PIECE
 from rlgraph.backends.local.backend import LocalBackend
 from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.sim.backend import SimBackend

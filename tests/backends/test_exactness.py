@@ -239,7 +239,7 @@ def gradients(name: str, folder: Path, **settings: Any) -> dict[str, list[torch.
         return total, busy, found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlgraph.backends.engines.transformers.engine.compute_gradient_sum", spy)
+        patch.setattr("rlgraph.backends.engines.transformers.training.compute_gradient_sum", spy)
         watched.steps(1)
     return kept
 

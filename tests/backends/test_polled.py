@@ -6,8 +6,9 @@ from typing import Any
 
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.progress_poll import ProgressPoll
+from rlgraph.backends.ray.rank_requests import NodeProgress
 from rlgraph.backends.ray.row_refs import Address
-from rlgraph.backends.ray.worker import NodeProgress, Worker
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import SilentObserver
 from rlgraph.ir.graph import Node
 from rlgraph.ir.mesh import make_mesh

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rlgraph.backends.ray.calls import replicas_of
 from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.processes import Processes, Reference
+from rlgraph.backends.ray.rank_requests import NodeProgress
 from rlgraph.backends.ray.row_refs import Address
-from rlgraph.backends.ray.worker import NodeProgress, Worker
+from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.steps import Observer
 from rlgraph.ir.graph import Node
 from rlgraph.ir.plan import Plan

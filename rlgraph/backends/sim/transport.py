@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +19,12 @@ from rlgraph.backends.frame import Frame, NodeOutput, Part
 from rlgraph.backends.in_flight import Things
 from rlgraph.backends.sim.batching import BatchedRequest, Ends, ReplicaRows, SharedBatches
 from rlgraph.backends.sim.counters import StepCounters
-from rlgraph.backends.sim.fake_rows import FakeRows
 from rlgraph.backends.sim.fake_values import FakeValues
+from rlgraph.backends.sim.request_times import RequestTimes
 from rlgraph.backends.sim.request_work import (
     batches_worked_on,
     cost_parts,
     deferred_stage_work,
-    model_used,
     row_and_token_counts,
     shard_fake_rows,
     work_title,
@@ -34,27 +32,20 @@ from rlgraph.backends.sim.request_work import (
 from rlgraph.backends.sim.rereading import reread_unfinished_seconds, rereading_seconds
 from rlgraph.backends.sim.sampling_rows import PartEnds, ReplicaParts, SamplingRequest, SamplingRows, last_end
 from rlgraph.backends.sim.tail_moves import ends_after_move
-from rlgraph.backends.sim.woken_models import WokenByWeights
 from rlgraph.backends.sim.work_log import WorkLog
 from rlgraph.backends.sim.works import Work, worker_name
 from rlgraph.backends.step import Step
 from rlgraph.backends.weight_versions import WeightVersions
 from rlgraph.ir.graph import Node, Program
 from rlgraph.ir.plan import Group, Plan
-from rlgraph.ir.types import StateHandle
 from rlgraph.ops.nodes import (
     NODES,
-    inputs_read,
     model_of,
     rows_per_input,
     user_code_of,
-    works_on_shares,
 )
-from rlgraph.passes.cost.batch import ROW_BYTES, Batch
-from rlgraph.passes.cost.cost import Cost
-from rlgraph.passes.cost.kept_tokens import kept_bytes
-from rlgraph.passes.cost.sampling import NOTHING, EpisodeRows, SamplingResult
-from rlgraph.passes.cost.tasks import node_episodes
+from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.sampling import NOTHING, SamplingResult
 from rlgraph.passes.cost.workload import Workload
 
 
@@ -66,17 +57,11 @@ class SimTransport:
     ) -> None:
         self.program, self.plan, self.queues, self.log = program, plan, queues, log
         self.versions = WeightVersions(program)
-        self.kept_bytes = {
-            name: size
-            for phase in program.phases
-            for name, size in kept_bytes(phase, workload.kept_tokens).of_values.items()
-        }
-        """The bytes in a place of each value that is kept tokens."""
         self.standins = FakeValues(program, workload, self.versions, seed)
         self.counts = StepCounters(self.versions)
         self.together = SharedBatches()
+        self.times = RequestTimes(program, plan, self.standins, self.counts, log)
         self._sampling: list[SamplingRequest] = []
-        self._woken = WokenByWeights()
         """Requests to which newer weights come meanwhile."""
 
     # Orders
@@ -98,7 +83,7 @@ class SimTransport:
                 works.append(
                     (order.frame.values[model_of(order.node)], batches_worked_on(order.node, order.frame, output))
                 )
-                for name, seconds in self.seconds_before_work(order, works[-1][1]).items():
+                for name, seconds in self.times.seconds_before_work(order, works[-1][1]).items():
                     # The trainings come as one request.
                     spent[name] = (
                         max(spent.get(name, 0.0), seconds) if name == "order" else spent.get(name, 0.0) + seconds
@@ -134,18 +119,18 @@ class SimTransport:
                 )
             self.log.observer.node_started(node, group.pool)
             batches = batches_worked_on(node, frame, made)
-            spent = self.seconds_before_work(order, batches)
+            spent = self.times.seconds_before_work(order, batches)
             rows: SamplingRows | None = None
             if NODES[node.op].generates:
-                replica_rows = self.rows_by_replica(
+                replica_rows = self.times.rows_by_replica(
                     order, shard_fake_rows(made.values[node.name], order), order.copy or 0
                 )
                 slowest = max((shard.result_alone.cost for shard in replica_rows), key=lambda cost: cost.seconds)
                 rows = SamplingRows(replica_rows, last_end, slowest.seconds)
-                answering = self.other_players_seconds(order, made)
+                answering = self.times.other_players_seconds(order, made)
                 alone = cost_parts(slowest) | answering
             else:
-                alone = cost_parts(self.work_cost(order, made, batches))
+                alone = cost_parts(self.times.work_cost(order, made, batches))
             worker_group = group if copy is None else replace(group, name=worker_name(group.name, copy))
             counts = row_and_token_counts(node, frame, made)
             with (
@@ -165,44 +150,6 @@ class SimTransport:
             runner = self.plan.group_of_code(user_code_of(node))
             if runner is not None and NODES[node.op].uses_model:
                 self.note_environment_pool(order, runner, work, made)
-
-    def other_players_seconds(self, order: NodeRequest, made: NodeOutput) -> dict[str, float]:
-        """Return the seconds of the players of episodes besides the first one, each in a sequence of its own, as a part
-        of its order; nothing for work without players."""
-        if not (models := order.node.attr("models", ())):
-            return {}
-        shared = shard_fake_rows(made.values[order.node.name], order)
-        seconds = [
-            max(rows.result_alone.cost.seconds for rows in self.rows_by_replica(order, shared, order.copy or 0, model))
-            for model in models[1:]
-        ]
-        return {"other players": sum(seconds)}
-
-    def rows_by_replica(
-        self, order: NodeRequest, shared: Sequence[FakeRows], first_copy: int, player: str = ""
-    ) -> list[ReplicaRows]:
-        """Return for each replica of a group, from one of them on, the rows that it samples, in the order in which they
-        begin; replicas without rows take no time. player: the model that samples; "": the node's first one."""
-        node, replica_rows = order.node, list[ReplicaRows]()
-        model, kept, samples = player or order.frame.values[model_of(node)], rows_per_input(node), node.attr("n")
-        cpus = self.plan.cpus_of_code.get(user_code_of(node), 0)
-        episodes = None if player else node_episodes(node, self.program, self.standins.workload, cpus)
-        replicas = order.group.mesh.axis_size("dp")
-        for copy, rows in enumerate(shared, first_copy):
-            first, played = rows.prompt_begin_order(kept), None
-            prompts, answers = (
-                tokens[first].reshape(-1).tolist() for tokens in rows.lengths_with_given_up(kept, samples)
-            )
-            if episodes is not None:
-                key = self.standins.random_key(node, order.step)
-                taken = self.standins.episode_seconds(rows, key)
-                asked = rows.prompt - np.rint(episodes.observation * (rows.turns - 1)).astype(np.int64)
-                places = np.arange(rows.row_count).reshape(-1, kept)[first].reshape(-1).tolist()
-                prompts = asked[places].tolist()
-                played = EpisodeRows(episodes, [taken[place] for place in places], replicas)
-            alone = self.log.predictor.sampling_result(model, node.op, prompts, answers, samples, copy, played)
-            replica_rows.append(ReplicaRows(alone, prompts, answers))
-        return replica_rows
 
     @contextmanager
     def sample_concurrently(self, order: NodeRequest, rows: SamplingRows | None, after: float) -> Iterator[None]:
@@ -238,7 +185,7 @@ class SimTransport:
             self.log.observer.node_started(node, group.pool)
             output = self.standins.make_output(order)
             spent, began, tokens = (
-                self.seconds_before_work(order, batches_worked_on(node, frame, output)),
+                self.times.seconds_before_work(order, batches_worked_on(node, frame, output)),
                 self.log.clock.now,
                 0,
             )
@@ -255,7 +202,7 @@ class SimTransport:
             copies = [
                 ReplicaRows(NOTHING, (), ())
                 if shard.rows is None
-                else self.rows_by_replica(order, [shard.rows], copy)[0]
+                else self.times.rows_by_replica(order, [shard.rows], copy)[0]
                 for copy, shard in enumerate(dealt)
             ]
             rows, ends = SamplingRows(copies, last_end), PartEnds(dealt, rows_per_input(node), node.attr("n"))
@@ -335,7 +282,7 @@ class SimTransport:
         with self.queues.acquire_devices(*move.devices):
             with move.offload_change() as shift:
                 # To load the model back counts as part of its work, and these weights do not come from the host.
-                self._woken.add(shift)
+                self.times.woken.add(shift)
             ends = move.sender.name, move.receiver.name
             seconds = self.log.predictor.weight_sync_cost(move.source, *ends, move.replica_count).seconds
             taking = move.receiver
@@ -418,46 +365,3 @@ class SimTransport:
         """Do nothing: the clock ends all that wait."""
 
     def end_processes(self) -> None: ...
-
-    # Time
-
-    def seconds_before_work(self, order: NodeRequest, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return what passes before the work itself: the request, the model's way back to the devices, the rows' way to
-        the group."""
-        node, frame, group = order.node, order.frame, order.group
-        predictor, model = self.log.predictor, model_used(node, frame)
-        spent = {"order": predictor.request_cost(group.name, order.replica_count).seconds}
-        if model is not None:
-            with order.offload_change() as shift:
-                if self._woken.take(model, group.name, order.copy) or shift.wake:
-                    spent["onload"] = predictor.offload_round_trip_cost(model, group.name, node.op, batches).seconds
-        sent: dict[str, float] = {}
-        kept: dict[str, float] = {}
-        for name in inputs_read(node):
-            value, kind = frame.values.get(name), frame.types[name]
-            if isinstance(value, FakeRows) and value.where != group.name and not isinstance(kind, StateHandle):
-                tokens = self.counts.take_unsent_rows(value, order).sent_token_count(kind)
-                # What is computed for a row travels with it: a token's bytes are those of all of its values, but for
-                # tokens that are kept beside it.
-                sent[value.where] = max(sent.get(value.where, 0.0), tokens)
-                beside = tokens * self.kept_bytes.get(name, 0.0) / ROW_BYTES
-                kept[value.where] = kept.get(value.where, 0.0) + beside
-        spent["transfer"] = sum(
-            predictor.row_transfer_cost(source, group.name, tokens + kept[source], order.replica_count).seconds
-            for source, tokens in sent.items()
-            if tokens
-        )
-        return {name: seconds for name, seconds in spent.items() if seconds}
-
-    def work_cost(self, order: NodeRequest, made: NodeOutput, batches: Sequence[Batch]) -> Cost:
-        """Return the cost of the work itself."""
-        node, frame = order.node, order.frame
-        model = model_used(node, frame)
-        if model is None:
-            rows = row_and_token_counts(node, frame, made)[0]
-            if self.plan.group_of_code(user_code_of(node)) is None:
-                rows = ceil(rows / self.program.worker_count(user_code_of(node)))
-            if order.copy is None and works_on_shares(node):
-                rows = ceil(rows / order.group.mesh.rank_count)
-            return self.log.predictor.host_work_cost(node.op, rows)
-        return self.log.predictor.work_cost(model, node.op, batches, order.replica_count)

@@ -11,7 +11,8 @@ from typing import Any
 from rlgraph.columns import value_kind, value_or_none
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import Rows
-from rlgraph.dsl.columns import FunctionUse, Known, find_function_uses
+from rlgraph.dsl.columns import find_function_uses
+from rlgraph.dsl.data_uses import FunctionUse, Known
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Program
 from rlgraph.user_code import RewardFunction

@@ -15,7 +15,8 @@ from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_or_none
 from rlgraph.conversations import Example
 from rlgraph.data import BatchReader
-from rlgraph.dsl.columns import PromptUse, find_episode_uses, find_prompt_uses
+from rlgraph.dsl.columns import find_episode_uses, find_prompt_uses
+from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program

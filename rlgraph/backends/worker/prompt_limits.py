@@ -18,7 +18,8 @@ from rlgraph.columns import column_at, utf8_bytes_bound, value_at, value_or_none
 from rlgraph.conversations import OddRow, RowFormat, example_of_format, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader, Row
 from rlgraph.data.base import NO_ROWS, DataSource, TransformedRows, numbered_rows, require_full_batch
-from rlgraph.dsl.columns import PromptUse, find_prompt_uses
+from rlgraph.dsl.columns import find_prompt_uses
+from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.errors import Diagnostic, ProgramError, RunError, Span, count_phrase, quoted_list
 from rlgraph.ir.graph import Program
 

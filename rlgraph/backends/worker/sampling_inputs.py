@@ -220,8 +220,10 @@ def encode_prompts(
                 )
             )
         try:
-            asked = parse_content(prompt, "prompt")
-            encoded.append(model.engine.codec.encode_prompt(asked, [*tools, *tools_of(row)], template_options_of(row)))
+            asked, codec = parse_content(prompt, "prompt"), model.engine.codec
+            encoded.append(codec.encode_prompt(asked, [*tools, *tools_of(row)], template_options_of(row)))
+            if not encoded[-1] and codec.start_id is None:
+                raise EngineError("it is empty, and the tokenizer has no token that a text begins with")
         except OddRow as error:
             raise RunError(Diagnostic("E0732", f"the prompt of {who} cannot be used: {error}", node.span)) from None
         except (EngineError, TypeError, KeyError) as error:

@@ -24,6 +24,7 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.agent_server import AgentServer
+from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
 from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
@@ -222,17 +223,20 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        if problems := try_turns(self.program, self.readers, self.models, self.environments):
+        empty = empty_prompt_diagnostics(self.program, self.readers, self.models)
+        problems += [diagnostic for diagnostic in empty if diagnostic.severity == "error"]
+        problems += try_turns(self.program, self.readers, self.models, self.environments)
+        if problems:
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
         plain = plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
         self.judged = [
             *sentences,
-            *(warning.render() for warning in plain),
+            *(warning.render() for warning in [*empty, *plain]),
             *apply_prompt_limits(self.readers, limits, note),
         ]
-        """Sentences on functions that failed on made-up answers, on prompts without the template of a chat model,
-        and on what was done with rows that are too long."""
+        """Sentences on functions that failed on made-up answers, on prompts that are empty or without the
+        template of a chat model, and on what was done with rows that are too long."""
         self.dtype = program_numbers_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)

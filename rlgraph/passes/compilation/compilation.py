@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlgraph.errors import Diagnostic, ProgramError, Source, did_you_mean
+from rlgraph.errors import Diagnostic, ProgramError, Source
 from rlgraph.errors.arguments import no_cluster_error
+from rlgraph.errors.lookups import ByName, thing_of_name
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import Plan
 from rlgraph.ir.schedule import Schedule
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from rlgraph.passes.placement.choose import PlacementChoice
     from rlgraph.passes.placement.engine_contracts import EngineContract
     from rlgraph.passes.placement.place import Machine
+
+
+def replaced_settings(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the settings that a program was compiled with, as users look them up."""
+    return ByName(settings, "the compiled program", "replaced setting")
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,9 @@ class Compilation:
         return self.program.name
 
     def after(self, name: str) -> Program:
-        """Return the program after the pass of this name; `check` is before all passes. Raise LookupError for other
+        """Return the program after the pass of this name; `check` is before all passes. Raise UnknownName for other
         names."""
-        programs = {stage.name: stage.program for stage in self.stages}
-        if name not in programs:
-            hint = did_you_mean(name, programs) or f"there are {', '.join(programs)}"
-            raise LookupError(f"there is no pass {name}: {hint}")
-        return programs[name]
+        return thing_of_name("the compiled program", "pass", name, self.stages).program
 
     def text(self, after: str | None = None) -> str:
         """Return the graph as text, after one pass or after all."""

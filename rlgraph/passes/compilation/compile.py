@@ -13,7 +13,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, UsageMistake
 from rlgraph.ir.dtypes import AUTO
 from rlgraph.ir.graph import Program
 from rlgraph.ir.plan import LARGEST
-from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.compilation import Compilation, replaced_settings
 from rlgraph.passes.compilation.missing_heads import missing_head_diagnostics
 from rlgraph.passes.compilation.read_program import (
     OpenedProgram,
@@ -59,7 +59,7 @@ def compile_program(
     stages = tuple(run_passes(typed))
     warnings, schedule = tuple(found.warnings), found.schedule
     compilation = Compilation(
-        opened.source, opened.folder, settings, stages, warnings, schedule, devices, target=target
+        opened.source, opened.folder, replaced_settings(settings), stages, warnings, schedule, devices, target=target
     )
     return compilation.checked_placement() if target or schedule.span.line else compilation
 

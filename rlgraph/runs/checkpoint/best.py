@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, closest_match, quoted_list
+from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, known_names_hint
 from rlgraph.ir.graph import Program
 from rlgraph.runs.checkpoint import disk
 from rlgraph.runs.checkpoint.document import read_document
@@ -50,9 +50,7 @@ def parse_best(text: str, program: Program) -> BestMetric:
         message = f"`{text}` does not say what is best"
         raise UsageMistake(Diagnostic("E0833", message, NO_SPAN, f"write `{metric}:max` or `{metric}:min`"))
     if metric not in names:
-        near = closest_match(metric, names)
-        what = f"it reports {quoted_list(names, 'and')}" if names else "it reports nothing"
-        hint = f"did you mean `{near}`? {what}" if near else what
+        hint = known_names_hint(metric, names, "it reports")
         raise UsageMistake(Diagnostic("E0833", f"the program does not report `{metric}`", NO_SPAN, hint))
     return BestMetric(metric, _WORDS[word])
 

@@ -13,6 +13,7 @@ from typing import Any
 from rlgraph.backends.engines.errors import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
 from rlgraph.backends.worker.function_trials import find_function_trials
 from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
@@ -213,8 +214,12 @@ def _device_memory(device: str) -> int:
 
 
 def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
-    """Count the tokens of all prompts, where one of them may be too long, and write a turn of each that has turns."""
-    for problem in try_turns(program, opened.readers, opened.models, opened.environments):
+    """Count the empty prompts, and the tokens of all where one may be too long, and write a turn of each that has
+    turns."""
+    for problem in [
+        *empty_prompt_diagnostics(program, opened.readers, opened.models),
+        *try_turns(program, opened.readers, opened.models, opened.environments),
+    ]:
         yield finding_of(problem, "prompts")
     for sentence in apply_prompt_limits(
         opened.readers, prompt_limits(program, opened.readers, opened.models), lambda _: None

@@ -16,7 +16,7 @@ from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_at, value_or_none
 from rlgraph.conversations import OddRow, example_of_format, parse_content, template_options_of, tools_of
 from rlgraph.data import BatchReader, Cursor
-from rlgraph.dsl.columns import PromptUse
+from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import StateHandle, Table

@@ -32,7 +32,7 @@ from rlgraph.ir.schedule import Schedule
 from rlgraph.ir.text.parse import parse_program
 from rlgraph.ir.text.program_text import program_text
 from rlgraph.ir.verify import BrokenGraph
-from rlgraph.passes.compilation.compilation import Compilation
+from rlgraph.passes.compilation.compilation import Compilation, replaced_settings
 from rlgraph.passes.compilation.plan_file import PlanFile, ProgramOrigin
 from rlgraph.passes.compilation.read_program import decode_source, file_span, open_program_file
 from rlgraph.passes.rewrites.pipeline import PassResult, verify_passes
@@ -157,7 +157,7 @@ def load_plan(path: str | Path) -> Compilation:
     compilation = Compilation(
         source,
         beside / file.origin.folder,
-        file.origin.set,
+        replaced_settings(file.origin.set),
         (PassResult("plan", file.program),),
         changed,
         head,

@@ -3,7 +3,7 @@ and training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base, trained_parameters
+from rlgraph.backends.engines.adapters import attach_adapters, copy_with_shared_base, share_base
 from rlgraph.backends.engines.device import choose_visible_device
-from rlgraph.backends.engines.errors import EngineError, NoRoutes, NoRows
+from rlgraph.backends.engines.errors import EngineError, NoRoutes
 from rlgraph.backends.engines.likeliest import LikeliestTokens
 from rlgraph.backends.engines.meter import WorkMeter
 from rlgraph.backends.engines.micro_batches import plan_micro_batches
-from rlgraph.backends.engines.moments import Moments
 from rlgraph.backends.engines.offload import Offloader, OffloadRecord
 from rlgraph.backends.engines.optimizer import Optimizer
 from rlgraph.backends.engines.rank_weights import RankWeights
-from rlgraph.backends.engines.records import Generation, MicroBatch, Rank, Sampling, State, TrainOptions
+from rlgraph.backends.engines.records import Generation, Rank, Sampling, State
 from rlgraph.backends.engines.roles import WeightRefresh
 from rlgraph.backends.engines.scoring import ScoringMixin
 from rlgraph.backends.engines.sequences import Sequences
@@ -34,19 +33,18 @@ from rlgraph.backends.engines.transformers.autocast import forget_bfloat16_copie
 from rlgraph.backends.engines.transformers.decode import SpecialTokens, generate
 from rlgraph.backends.engines.transformers.experts import use_grouped_experts
 from rlgraph.backends.engines.transformers.forward_passes import ForwardPasses
-from rlgraph.backends.engines.transformers.gradients import compute_gradient_sum
 from rlgraph.backends.engines.transformers.head import Head, wide_dtype
 from rlgraph.backends.engines.transformers.joint_sums import KeptReader, answer_sums, distinct_others
 from rlgraph.backends.engines.transformers.layout import layout, local_tensor, shard_range
 from rlgraph.backends.engines.transformers.linear import use_onednn_linears
 from rlgraph.backends.engines.transformers.mixture import MixtureNetwork
-from rlgraph.backends.engines.transformers.moments import moments
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.norm import use_manual_norm_gradients
 from rlgraph.backends.engines.transformers.probe import check_causality, refuse_on_error
 from rlgraph.backends.engines.transformers.recompute import recompute_with_routes, use_recomputation
 from rlgraph.backends.engines.transformers.replicas import Replicas
 from rlgraph.backends.engines.transformers.sharded import SplitReplica
+from rlgraph.backends.engines.transformers.training import TrainingMixin
 from rlgraph.backends.engines.transformers.writing import save_model
 from rlgraph.backends.engines.vocabulary_sums import OtherModel, VocabularySum
 from rlgraph.backends.enginespec.memory import GrowingCache, HeadTiles
@@ -88,7 +86,7 @@ def open_rank(model: ModelSpec, rank: Rank) -> TransformersEngine:
     return engine
 
 
-class TransformersEngine(RankWeights, ScoringMixin):
+class TransformersEngine(RankWeights, ScoringMixin, TrainingMixin):
     """An engine with one model. It implements `EmbeddedEngine`; `open` makes one from a source.
 
     Where the ranks of a replica shard it they get the same calls with the same rows, in the same order, and each has
@@ -150,10 +148,7 @@ class TransformersEngine(RankWeights, ScoringMixin):
         self._packs = self._run_model(lambda: self._network.can_pack)
         self._shares = self._run_model(lambda: self._network.can_share_prefixes)
         self._optimizer: Optimizer | None = None
-        self._loss, self._with_rows = 0.0, 0
-        self._gradients: list[Tensor | None] = []
-        """The gradients of what is trained, added up since they were cleared, like the loss and the number of
-        micro-batches with rows."""
+        self.clear_gradients()
         self.offloader, self.meter = Offloader(), WorkMeter()
         self._pool: Executor | None = None
         if threads > 1:
@@ -285,71 +280,12 @@ class TransformersEngine(RankWeights, ScoringMixin):
             raise EngineError(f"models that are read together are split alike, not over {ranks} ranks")
         return engine
 
-    def train_step(
-        self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch], options: TrainOptions, step: int
-    ) -> dict[str, float]:
-        """Make one update with the gradient of the sum of the losses of `micro(block)`, and return its `loss`,
-        `grad_norm` before clipping, and `lr`."""
-        self.clear_gradients()
-        if self.copies is not None and self._apart is None and self._pool is None and blocks:
-            self.add_gradients(blocks[:-1], micro)
-            with self.copies.overlap_last_micro_batch(self._gradients, list(self._trained.values())):
-                self.add_gradients(blocks[-1:], micro)
-        else:
-            self.add_gradients(blocks, micro)
-        return self.apply_gradients(options, step)
-
-    def clear_gradients(self) -> None:
-        """Forget the gradients that were added up."""
-        self._loss, self._with_rows, self._gradients = 0.0, 0, []
-
-    def add_gradients(self, blocks: Sequence[Any], micro: Callable[[Any], MicroBatch]) -> None:
-        """Add the gradient of the sum of the losses of `micro(block)` to the accumulated ones.
-
-        The blocks' gradients are added in the blocks' order, so that neither threads nor their timing change the
-        result.
-        """
-        arguments = self._differentiate, blocks, micro, self._pool, self.threads
-        with self._shards.keep_gathered() if self._shards and self._gathers_once else nullcontext():
-            loss, busy, self._gradients = compute_gradient_sum(self, *arguments, self._gradients)
-        self._loss, self._with_rows = self._loss + loss, self._with_rows + busy
-
-    def apply_gradients(self, options: TrainOptions, step: int, scale: float = 1.0) -> dict[str, float]:
-        """Make one update with `scale` times the gradients that were added up, and those of other replicas."""
-        parameters = list(self._trained.values())
-        loss, busy, gradients = self._loss, self._with_rows, self._gradients or [None] * len(parameters)
-        self.clear_gradients()
-        if self.copies is not None:
-            loss, busy, gradients = self.copies.sum_over_replicas(loss, busy, gradients, parameters)
-        if not busy:
-            raise NoRows
-        if self._optimizer is None:
-            self._optimizer = self._new_optimizer()
-        self.offloader.mark_changed()
-        if scale != 1:
-            torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], scale)
-        try:
-            return {"loss": scale * loss, **self._optimizer.step(gradients, options, step)}
-        finally:
-            forget_bfloat16_copies(self.model)
-
     def plan_micro_batches(self, lengths: Tensor, token_budget: int | None = None) -> list[Tensor]:
         """Return micro-batches for `train_step`: row indices, as `engines.blocks.plan_micro_batches` cuts them for this
         engine's threads. Ranks that shard the model take a shard of each block's rows."""
         ranks = self._shards.size if self._shards else 1
         budget, ordered = (token_budget or self._block_tokens) * ranks, self._packs and self._shares
         return plan_micro_batches(lengths, budget, self.threads, packed=self._packs, ordered=ordered)
-
-    def moments(self) -> Moments:
-        """Return what the optimizer keeps, live; nothing before the first update."""
-        return moments(self._optimizer, self.layout(), self._trained, self.offloader)
-
-    def allocate_moments(self, kinds: Collection[str], steps: float) -> Moments:
-        """Continue after so many updates, with what is written into what this returns."""
-        self._optimizer = self._new_optimizer()
-        self.offloader.mark_changed()
-        self._optimizer.resume(kinds, steps)
-        return self.moments()
 
     def save(self, folder: str | Path) -> None:
         """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
@@ -449,19 +385,6 @@ class TransformersEngine(RankWeights, ScoringMixin):
         parameters = self._shards.parameters if self._shards else all_parameters
         return parameters | {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
 
-    @property
-    def _trained(self) -> dict[str, Tensor]:
-        """This rank's part of the parameters that are trained, by name."""
-        return self._apart.local_trained_parameters(self.model) if self._apart else trained_parameters(self.model)
-
-    def _new_optimizer(self) -> Optimizer:
-        replicated, replicas = (self._split.common, self._split.size) if self._split else ((), 1)
-        if self._optimizer is not None:
-            self._optimizer.forget_host_bytes()
-        host = self.offloader.arenas.host if self._optimizer_on_host else None
-        summed = self._apart.sum_over_ranks if self._apart else None
-        return Optimizer(self._trained, summed, replicated, replicas, host)
-
     def _new_network(self) -> Network:
         gathered = {"gathered": self._split.gather_logits} if self._split and self.spec.kind == "causal_lm" else {}
         return Network(self.model, self.codec.pad_id, autocast=self.spec.autocast is not None, **gathered)
@@ -469,8 +392,3 @@ class TransformersEngine(RankWeights, ScoringMixin):
     def _run_model(self, work: Callable[[], T]) -> T:
         """Run `work`, which calls the model."""
         return self._shards.run(work) if self._shards else work()
-
-    def _differentiate(self, loss: Tensor) -> Sequence[Tensor | None]:
-        if self._apart:
-            return self._apart.local_gradients(loss, self._trained)
-        return torch.autograd.grad(loss, list(self._trained.values()), allow_unused=True)
