@@ -76,6 +76,8 @@ def step_lines(cluster: str, devices: int, predicted: Mapping[str, Any]) -> Iter
     seconds, gap = predicted["seconds"], predicted["gap"]
     in_turn, steady = predicted.get("in_turn_seconds"), predicted.get("steady_seconds")
     proof = "the best there is" if gap == 0 else f"at most {gap:.1%} from the best there is"
+    if gap >= 1:
+        proof = "nothing is proven of others"
     if (unfused := predicted.get("unfused_seconds")) is not None:
         proof = f"where no trainings share a pipeline {format_seconds(unfused)}, {proof}"
     elif (alike := predicted.get("alike_seconds")) is not None:

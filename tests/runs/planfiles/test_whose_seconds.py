@@ -54,3 +54,8 @@ def test_devices_and_bytes_are_told_by_name() -> None:
     assert side.devices(Pool("learn", 4, first=8)) == "4 h100-80gb, node 1, devices 4-7"
     assert side.devices(Pool("judge", 0, cpus=3)) == "3 cpus"
     assert [format_gib(count) for count in (0, 2**20, 80e9)] == ["0 GiB", "1 MiB", "74.5 GiB"]
+
+
+def test_where_nothing_is_proven_no_share_is_told() -> None:
+    [line] = step_lines("1x1:x", 1, SEARCHED | {"gap": 1.0})
+    assert line.endswith("; nothing is proven of others") and "%" not in line
