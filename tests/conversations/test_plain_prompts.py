@@ -37,6 +37,8 @@ PAIR = {"prompt": "2+2?", "completion": "4"}
         (ENDED, {"prompt": "You[assistant]"}, ASK, False),
         (ENDED, PAIR, LEARN, True),
         (ENDED, {"prompt": [user("2+2?")], "completion": [says("4")]}, LEARN, False),
+        (ENDED, {"prompt": "2+2?", "completion": [user("2+2?"), says("4")]}, LEARN, False),
+        (ENDED, {"prompt": "2+2?", "completion": [says("4")]}, LEARN, False),
         (ENDED, {"text": "2+2=4"}, LEARN, False),
     ],
 )

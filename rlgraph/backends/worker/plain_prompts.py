@@ -13,8 +13,8 @@ from rlgraph.backends.engines.tokenizers import Codec, special_tokens_in
 from rlgraph.backends.worker.function_trials import first_row
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_or_none
-from rlgraph.conversations import Example
-from rlgraph.data import BatchReader
+from rlgraph.conversations import Example, OddRow, example_of_format
+from rlgraph.data import BatchReader, Row
 from rlgraph.dsl.columns import PromptUse, find_episode_uses, find_prompt_uses
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
@@ -48,14 +48,15 @@ def plain_prompt_warnings(
         key = use.source, use.column, program.original_model(program.model(use.model)).name
         row = first_row(readers, use.source)
         if key not in found and row is not None:
-            found[key] = plain_prompt_warning(use, value_or_none(row[1], use.column), models[use.model].engine)
+            found[key] = plain_prompt_warning(use, row[1], models[use.model].engine)
     return [warning for warning in found.values() if warning is not None]
 
 
-def plain_prompt_warning(use: PromptUse, prompt: Any, engine: Any) -> Diagnostic | None:
-    """Return the warning for a prompt; None where it is no plain text, or the model is not one that chats. engine: has
-    a `codec` and a `spec`."""
-    if not isinstance(prompt, str) or (use.shape is not None and use.column != use.shape.prompt):
+def plain_prompt_warning(use: PromptUse, row: Row, engine: Any) -> Diagnostic | None:
+    """Return the warning for the prompt of a row; None where it is no plain text, or the model is not one that chats.
+    engine: has a `codec` and a `spec`."""
+    prompt = _prompt(use, row)
+    if not isinstance(prompt, str):
         return None
     codec: Codec = engine.codec
     if not _chats(codec, response_end_ids(engine.spec, codec)) or _is_written(codec, prompt):
@@ -70,6 +71,19 @@ def plain_prompt_warning(use: PromptUse, prompt: Any, engine: Any) -> Diagnostic
         f"{hint}; where plain text is meant, end the line with `# allow {PLAIN_PROMPT}`",
     )
     return None if is_allowed(warning) else warning
+
+
+def _prompt(use: PromptUse, row: Row) -> Any:
+    """Return what the model reads before its answer; None where there is nothing. A text whose answer is messages is
+    read as a message itself."""
+    if use.shape is None:
+        return value_or_none(row, use.column)
+    if use.column != use.shape.prompt:
+        return None
+    try:
+        return example_of_format(row, use.shape, whole=use.whole).prompt
+    except OddRow:  # Whoever reads it says what is wrong.
+        return None
 
 
 def _chats(codec: Codec, ends: Iterable[int]) -> bool:

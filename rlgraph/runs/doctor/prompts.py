@@ -67,7 +67,7 @@ def prompt_findings(
         more = f", {count_phrase(learned, 'token')} of them with loss" if use.shape else ""
         message = f"the first {what} as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
         yield Finding("ok", subject, message, shown=(*_text(codec, ids), *_tokens(codec, ids)))
-        if (warning := plain_prompt_warning(use, prompt, models[use.model].engine)) is not None:
+        if (warning := plain_prompt_warning(use, row, models[use.model].engine)) is not None:
             yield finding_of(warning, subject)
 
 
