@@ -43,19 +43,20 @@ class FunctionTrial:
         """Call the function on answers to the prompt. who: their names; tokens: encodes an answer, if a tokenizer is
         there. Raises RunError."""
         count = len(answers)
-        groups = range(count) if self.use.siblings == 1 else [0] * count
         return self.function.judge(
             [self.prompt] * count,
             answers,
             [tokens(answer) if tokens else [*range(len(answer))] for answer in answers],
             {name: [value] * count for name, value in self.columns.items()},
             who,
-            [*groups],
+            None if self.use.siblings == 1 else [0] * count,
         )
 
-    def answer_count(self, least: int = 1) -> int:
-        """Return how many answers the function has to see together, at least so many."""
-        return least if self.function.over == "row" else max(self.use.siblings, least)
+    @property
+    def answer_count(self) -> int:
+        """How many answers the function is tried with: as many as it has to see together, and no fewer than two, since
+        one that returns a number too few is right for a single answer."""
+        return 2 if self.function.over == "row" else max(self.use.siblings, 2)
 
 
 def find_function_trials(
@@ -96,7 +97,7 @@ def try_functions(
         program, known, functions, lambda source: first_row(readers, source)
     ).items():
         note(f"trying {name} on a made-up answer")
-        prompt, count = trial.prompt, trial.answer_count()
+        prompt, count = trial.prompt, trial.answer_count
         answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
         try:
             judged = trial.call_function([answer] * count, [f"a made-up answer to {trial.row}"] * count)

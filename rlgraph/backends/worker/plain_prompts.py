@@ -14,7 +14,7 @@ from rlgraph.backends.worker.function_trials import first_row
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_or_none
 from rlgraph.conversations import Example, OddRow, example_of_format
-from rlgraph.data import BatchReader, Row
+from rlgraph.data import BatchReader
 from rlgraph.dsl.columns import PromptUse, find_episode_uses, find_prompt_uses
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
@@ -52,7 +52,7 @@ def plain_prompt_warnings(
     return [warning for warning in found.values() if warning is not None]
 
 
-def plain_prompt_warning(use: PromptUse, row: Row, engine: Any) -> Diagnostic | None:
+def plain_prompt_warning(use: PromptUse, row: Mapping[str, Any], engine: Any) -> Diagnostic | None:
     """Return the warning for the prompt of a row; None where it is no plain text, or the model is not one that chats.
     engine: has a `codec` and a `spec`."""
     prompt = _prompt(use, row)
@@ -73,7 +73,7 @@ def plain_prompt_warning(use: PromptUse, row: Row, engine: Any) -> Diagnostic | 
     return None if is_allowed(warning) else warning
 
 
-def _prompt(use: PromptUse, row: Row) -> Any:
+def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Any:
     """Return what the model reads before its answer; None where there is nothing. A text whose answer is messages is
     read as a message itself."""
     if use.shape is None:
