@@ -223,6 +223,26 @@ FILES: list[tuple[bytes, str, str]] = [
         "E0706: d.jsonl:1: this line is a list, not a row",
         "the file seems to be one JSON array: use `files(...)`, and let its name end in .json",
     ),
+    (
+        b'[\n{"a": 1},\n{"a": 2}\n]\n',
+        "E0706: d.jsonl:1: broken JSON: Expecting value at column 2",
+        "the file seems to be one JSON array: use `files(...)`, and let its name end in .json",
+    ),
+    (
+        b'{"a": "b\nc"}\n',
+        "E0706: d.jsonl:1: broken JSON: Invalid control character at column 9",
+        "a line break in a text is written `\\n`, and a tab `\\t`",
+    ),
+    (
+        b'{"a": "b',
+        "E0706: d.jsonl:1: broken JSON: Unterminated string starting at column 7",
+        "the file ends within a row: was it cut off?",
+    ),
+    (
+        b'{"a": "\\uD83D\\ude00"}\n{"a": [{"b": "\\uD83D..."}]}\n',
+        "E0705: d.jsonl:2: '\\ud83d' is half of a surrogate pair, which is no character",
+        "an emoji or the like was cut in two: write it whole",
+    ),
     (b'{"a": 1}\n"text"\n', "E0706: d.jsonl:2: this line is a text, not a row", 'write {"prompt": ...} on each line'),
     (b"null\n", "E0706: d.jsonl:1: this line is null, not a row", 'write {"prompt": ...} on each line'),
     (
