@@ -28,6 +28,9 @@ def wrong(completions, **columns):
 def few(completions, **columns):
     return [1.0]
 
+def typo(completions, tasks):
+    return [1.0 for _ in tasks]
+
 class Env:
     def reset(self, row):
         return ""
@@ -47,6 +50,7 @@ func row     = python("user.py:log", over=row)
 func quiet   = python("user.py:log", trial=false)
 func wrong   = python("user.py:wrong", over=row)
 func few     = python("user.py:few", over=row)
+func typo    = python("user.py:typo")
 func shy     = python("user.py:wrong", over=row, failed=skip)
 env shell    = python("user.py:Env")
 step:
@@ -104,6 +108,13 @@ def test_a_number_too_few_is_seen_where_a_function_judges_rows_one_by_one(folder
     with pytest.raises(ProgramError, match="`few` gave 1 number for 2 rows") as caught:
         opened(step, folder)
     assert caught.value.diagnostics[0].hint.startswith("return a list with a number for each of `completions`; if no")
+
+
+def test_a_column_that_is_called_otherwise_in_the_data_is_suggested(folder: Path) -> None:
+    step = "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(typo(rollout))\n"
+    with pytest.raises(ProgramError, match="`typo` asks for a column 'tasks'") as caught:
+        opened(step, folder)
+    assert caught.value.diagnostics[0].hint.startswith("did you mean `task`?")
 
 
 def test_where_the_run_goes_on_without_such_rows_it_is_only_told(folder: Path) -> None:

@@ -75,7 +75,7 @@ def find_function_trials(
             continue
         name, row = first
         prompt = value_or_none(row, use.prompt)
-        given = _columns(use, function, {**row, "prompt": prompt} if prompt is not None else row)
+        given = _columns(use, {**row, "prompt": prompt} if prompt is not None else row)
         # Who asks a prompt that is none says what is wrong with it.
         if given is not None and value_kind(prompt) in ("text", "messages"):
             trials[use.function] = FunctionTrial(use, function, name, prompt, given)
@@ -120,9 +120,10 @@ def first_row(readers: Mapping[str, BatchReader], name: str) -> tuple[str, Row] 
     return None if number is None else (f"{name} row {number}", source.rows[number])
 
 
-def _columns(use: FunctionUse, function: RewardFunction, row: Row) -> dict[str, Any] | None:
-    """Return the columns of an answer to the prompt of a row; None where nothing can be made up for one of them."""
-    columns = {name: value for name, value in row.items() if function.accepts_column(name)}
+def _columns(use: FunctionUse, row: Row) -> dict[str, Any] | None:
+    """Return the columns of an answer to the prompt of a row, also those that the function does not ask for: it may
+    have meant one of them. None where nothing can be made up for one of them."""
+    columns = dict(row)
     for name, column in use.columns.items():
         if column.data:
             columns[name] = value_or_none(row, column.data)
