@@ -25,7 +25,7 @@ _MANY = {
 }
 
 _REMEDIES = {
-    "text": "write numbers without quotes in the data",
+    "text": "write numbers, `true` and `false` without quotes in the data",
     "null": "write a number in every row, or keep the rows that have one in a file of their own",
     "odd": "write a number in every row: NaN and infinity go on into every sum",
     "wide": "divide by what makes it of the size of others",

@@ -141,7 +141,7 @@ def test_a_loop_hands_columns_on() -> None:
 @pytest.mark.parametrize(
     ("value", "shown", "hint"),
     [
-        ("4", "a text", "without quotes"),
+        ("4", "a text", "numbers, `true` and `false` without quotes"),
         (None, "null", "a number in every row"),
         (float("nan"), "a number that is not finite", "NaN and infinity"),
         (float("inf"), "a number that is not finite", "NaN and infinity"),
