@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.backends.hard.node import is_hard
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake, count_phrase
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
 from rlgraph.runs.backends import open_backend
@@ -62,14 +62,14 @@ class Run:
 
     def __repr__(self) -> str:
         where = f", in {self.folder}" if self.folder else ""
-        return f"<run of {len(self.metrics)} steps{where}>"
+        return f"<run of {count_phrase(len(self.metrics), 'step')}{where}>"
 
 
 class Interrupted(KeyboardInterrupt):
     """The error for Ctrl-C in a run: its `run` has what was done until then, and trained models were saved."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"interrupted after {len(run.metrics)} steps")
+        super().__init__(f"interrupted after {count_phrase(len(run.metrics), 'step')}")
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
