@@ -7,7 +7,7 @@ buffers they went through, and for each value from which column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,11 +23,12 @@ from rlgraph.dsl.misuses import (
     mixed_keys_error,
     number_error,
     prompt_error,
+    ungiven_column_error,
     unread_prompt_error,
 )
 from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Apply, Expr, Graph, Node, Program, Ref, operations_in
-from rlgraph.ir.types import DType, StateHandle, Table, Tensor, Type
+from rlgraph.ir.types import COMPUTED_PROMPTS, DType, StateHandle, Table, Tensor, Type
 from rlgraph.ops import NODES, TENSOR, attribute_value
 from rlgraph.ops.nodes import prompt_column_of, rows_per_input, sampling_node
 
@@ -102,6 +103,10 @@ class LoadedFunction(Protocol):
 
     def accepts_column(self, name: str) -> bool:
         """Return whether the function takes a column of that name."""
+        ...
+
+    def missing_columns(self, names: Collection[str]) -> Sequence[str]:
+        """Return what the function asks for and is not given by rows with these columns."""
         ...
 
 
@@ -464,6 +469,11 @@ class _UseWalk:
             other = origin is not None and origin.column_in_data(name) != name
             if function and function.accepts_column(name) and name not in node.attr("names") and not other:
                 self._note(missing_column_error(ColumnUse(source, name, column, node.span)))
+        kind = self.types[node.inputs[0]]
+        if function and origin is None and isinstance(kind, Table) and kind.data == COMPUTED_PROMPTS:
+            missing = function.missing_columns({*COMPUTED_PROMPTS, *node.attr("names")})
+            data = kind.axis.root_axis.name
+            self._note(ungiven_column_error(node, missing, data, self.contents.get(data) or ()))
         sampler = sampling_node(node.inputs[0], self.makers)
         if origin and origin.prompt and sampler and not NODES[sampler.op].foreign:
             given = zip(node.attr("names"), node.inputs[1:], strict=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
 from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
-from rlgraph.ir.graph import Apply, Const
+from rlgraph.ir.graph import Apply, Const, Node
 
 _MANY = {
     "text": "texts",
@@ -122,6 +122,21 @@ def missing_column_error(use: ColumnUse) -> Diagnostic | None:
         return None
     message = f"{use.column.first['missing']} has no column `{use.name}`, which other rows have"
     return Diagnostic("E0711", message, use.span, EVERY_ROW)
+
+
+def ungiven_column_error(
+    call: Node, missing: Sequence[str], source: str, columns: Collection[str]
+) -> Diagnostic | None:
+    """Return the diagnostic where a function asks for a column of answers to texts that the program has computed, which
+    have none but these texts. source, columns: the data that the texts are made of, and what is in it."""
+    if not missing:
+        return None
+    message = (
+        f"`{call.attr('func')}` asks for a column '{missing[0]}', which answers to texts of the program do not have"
+    )
+    given = f"{missing[0]}={source}.{missing[0]}" if missing[0] in columns else f"{missing[0]}=..."
+    written = call.span.covered_text.removesuffix(")")
+    return Diagnostic("E0724", message, call.span, f"give it by name: `{written}, {given})`")
 
 
 def key_error(use: ColumnUse) -> Diagnostic | None:

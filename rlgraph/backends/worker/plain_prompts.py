@@ -19,7 +19,7 @@ from rlgraph.dsl.columns import PromptUse, find_episode_uses, find_prompt_uses
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program
-from rlgraph.ops import attribute_value
+from rlgraph.ops import NODES, attribute_value
 from rlgraph.user_code import Environment
 
 PLAIN_PROMPT = "W0520"
@@ -62,7 +62,7 @@ def plain_prompt_warning(use: PromptUse, row: Mapping[str, Any], engine: Any) ->
     if not _chats(codec, response_end_ids(engine.spec, codec)) or _is_written(codec, prompt):
         return None
     text = json.dumps(prompt if len(prompt) <= _SHOWN else f"{prompt[:_SHOWN]}...", ensure_ascii=False)
-    hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}'
+    hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}{_call_with_message(use)}'
     warning = Diagnostic(
         PLAIN_PROMPT,
         f"`{use.model}` is a chat model, and `{use.column}` of `{use.source}` is plain text: its chat template is not "
@@ -71,6 +71,14 @@ def plain_prompt_warning(use: PromptUse, row: Mapping[str, Any], engine: Any) ->
         f"{hint}; where plain text is meant, end the line with `# allow {PLAIN_PROMPT}`",
     )
     return None if is_allowed(warning) else warning
+
+
+def _call_with_message(use: PromptUse) -> str:
+    """Return how the program itself makes a message of the texts; empty where it cannot."""
+    message = f"user({use.source}.{use.column})"
+    if use.shape is not None:
+        return f", or `encode({message}, {use.source}.{use.shape.answer})` in the program"
+    return "" if NODES[use.node.op].foreign else f", or ask `{message}` in the program"
 
 
 def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Any:
