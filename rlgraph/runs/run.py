@@ -27,7 +27,7 @@ from rlgraph.runs.checkpoint.resuming import (
 )
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
-from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
+from rlgraph.runs.events import CheckpointSaved, EventStream, NoteKeeper, Read, Restarted, RunEnded, user_event_readers
 from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, diverged_error, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.mismatch_warning import MismatchWarning
@@ -59,6 +59,8 @@ class Run:
     """The folder where everything was written; None if nothing was."""
     saved: list[Path] = field(default_factory=list)
     """The folders of the trained models."""
+    notes: list[str] = field(default_factory=list)
+    """What the run has told besides, also with `progress=False`: warnings, and what failed while it went on."""
 
     def __repr__(self) -> str:
         where = f", in {self.folder}" if self.folder else ""
@@ -119,7 +121,8 @@ def run_in_folder(
         options = replace(options, keep_samples=0)
     guests, broken = user_event_readers(on_event)
     recorder = None if folder is None else Recorder(folder, options.kept_sample_count)
-    stream = EventStream([shown] if recorder is None else [recorder, shown], guests)
+    kept = NoteKeeper()
+    stream = EventStream([kept, shown] if recorder is None else [recorder, kept, shown], guests)
     tracking = None
     if folder is not None and options.track:
         tracking = LiveTracking(folder, options.track, options.track_model, stream.publish)
@@ -128,7 +131,9 @@ def run_in_folder(
     try:
         while True:
             try:
-                return _once(folder, compiled, options, shown, stream, broken, again=again, may_lose=left > 0)
+                return _once(
+                    folder, compiled, options, shown, stream, broken, kept.notes, again=again, may_lose=left > 0
+                )
             except _Lost as lost:
                 assert folder is not None and recorder is not None
                 folder, left, again = RunFolder.open_for_resume(folder.path), left - 1, True
@@ -159,14 +164,15 @@ def _once(
     options: RunOptions,
     shown: Display,
     stream: EventStream,
-    notes: Sequence[str],
+    first: Sequence[str],
+    notes: list[str],
     *,
     again: bool,
     may_lose: bool,
 ) -> Run:
-    """Run once. notes: what is told first. again: the run has begun before. may_lose: raise `_Lost` if a process is
-    lost, and report nothing."""
-    result = Run(folder=folder.path if folder else None)
+    """Run once. first: what is told first. notes: all that is told. again: the run has begun before. may_lose: raise
+    `_Lost` if a process is lost, and report nothing."""
+    result = Run(folder=folder.path if folder else None, notes=notes)
     with InterruptHandler(shown) as interrupts:
         timeline = Timeline() if options.trace else None
         watch = RunObserver(
@@ -179,7 +185,7 @@ def _once(
         )
         if folder:
             folder.note = watch.show_note
-        for text in notes:
+        for text in first:
             watch.show_note(text)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):
