@@ -32,6 +32,7 @@ _REMEDIES = {
     "large": "write it as a text: whole numbers have 64 bits",
 }
 
+_AS_TEXT = "write it as a text in the data, in quotes; a csv file has none that count: write JSON lines"
 
 PROMPT_NAMES = ("question", "instruction", "query", "problem", "input")
 """Names under which people publish prompts, beside `prompt`."""
@@ -167,7 +168,7 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
         return None
     needed = "a text or a list of messages" if "messages" in wanted else "a text"
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
-    hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
+    hint = _AS_TEXT if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
     message_hint = 'a message is `{"role": "user", "content": "..."}`, and a row has one at least'
     hint = message_hint if odd == "nested" else hint

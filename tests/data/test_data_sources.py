@@ -115,6 +115,8 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
 
     def load_dataset(*args: Any, **options: Any) -> list[dict[str, Any]]:
         asked.append((args, options))
+        if options["split"] == "far":
+            raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
         if options["split"] == "tran":
             raise ValueError("Unknown split 'tran'.\nIt should be one of ['train'].")
         return [{"prompt": "a"}, {"prompt": "b"}]
@@ -135,6 +137,8 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
         '1 | data d = hub("openai/gsm8k", split="tran")\n'
         "  |              ^^^^^^^^^^^^^^"
     )
+    with pytest.raises(ProgramError, match=r"help: store it where .*`hf download openai/gsm8k --repo-type dataset`"):
+        open_source(declare('data d = hub("openai/gsm8k", split="far")'), SearchFolders(Path()))
 
 
 def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Workers) -> None:
