@@ -237,9 +237,9 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     record = constants.evaluate_record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):
         place = next(option.value.span for option in value.options if option.name == "dtype")
-        raise context.statement_error(
-            "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
-        )
+        wanted = str(record.option("dtype"))
+        message = f'a dtype is "float32", "float64" or "bfloat16", not "{wanted}"'
+        raise context.statement_error("E0403", message, place, did_you_mean(wanted, dtypes.OF_MODELS))
     _check_autocast(context, record, value)
     _check_lora(context, record, value)
     _check_chat(context, record, value)
