@@ -334,6 +334,22 @@ help: it declares `n`, `lr`, `actor`, `prompts`, `score`
 """,
         ),
         (
+            "max_tokens=8",
+            """\
+error[E0804]: the program declares nothing called `max_tokens`
+ --> --set max_tokens:1:1
+  |
+1 | 8
+  | ^
+note: it is written here
+  --> tiny.rlf:12:44
+   |
+12 |     rollout = actor.generate(prompts, n=n, max_tokens=4)
+   |                                            ^^^^^^^^^^^^
+help: to set it, declare `param max_tokens = 4`, and write `max_tokens=max_tokens` there
+""",
+        ),
+        (
             "n=",
             """\
 error[E0101]: an expression is missing

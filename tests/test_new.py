@@ -1,8 +1,10 @@
-"""`rlgraph new`: each algorithm that ships becomes a folder that is right, and runs. 12 s: three of them run a step."""
+"""`rlgraph new`: each algorithm that ships becomes a folder that is right, and runs. 12 s: four of them run a step."""
 
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,11 @@ def test_what_it_writes_is_right(name: str, tmp_path: Path) -> None:
     assert {problem.code for problem in rlgraph.check(tmp_path / "my" / f"{name}.rlf")} == {"W0790"}
     text = (tmp_path / "my" / f"{name}.rlf").read_text()
     assert "Qwen" not in text and "rlgraph list " in text
+    assert all(int(most) <= 16 for most in re.findall(r"max_tokens=(\d+)", text))
+    rates = re.findall(r"lr=([^,)]+)", text)
+    assert {re.findall(rf"param {rate} *= (\S+)", text)[0] if rate.isidentifier() else rate for rate in rates} <= {
+        "2e-4"
+    }
     for data in (tmp_path / "my").glob("*.jsonl"):
         rows = [json.loads(line) for line in data.read_text().splitlines()]
         assert len(rows) == 64 and all(
@@ -44,7 +51,7 @@ def test_what_it_writes_is_right(name: str, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", few(RUN, "grpo", "ppo", "agent"))
+@pytest.mark.parametrize("name", few(RUN, "grpo", "ppo", "agent", "spiral"))
 def test_what_it_writes_runs(name: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -74,6 +81,17 @@ def test_what_each_needs_follows_from_the_program(tmp_path: Path) -> None:
     assert not trained & held
     assert "`reward` of random weights" in (tmp_path / "ppo" / "README.md").read_text()
     assert "random weights" not in (tmp_path / "grpo" / "README.md").read_text()
+
+
+def test_the_reward_takes_answers_that_are_numbers(tmp_path: Path) -> None:
+    write_starter("grpo", tmp_path / "my")
+    reward = runpy.run_path(str(tmp_path / "my" / "rewards.py"))["correct"]
+    assert reward(["2+2 is 4.", "5", "12.5", [{"role": "assistant", "content": "-3"}]], [4, "4", 12.5, "-3"]) == [
+        1,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_a_program_of_ones_own(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def setting(program: str, data: str = "", reward: str = "") -> dict[str, str]:
         ("grpo", "mine.jsonl", {"prompts": 'jsonl("mine.jsonl", batch=512)'}),
         ("grpo", "mine.jsonl, batch=8, limit=9", {"prompts": 'jsonl("mine.jsonl", batch=8, limit=9)'}),
         ("grpo", "rows.parquet", {"prompts": 'parquet("rows.parquet", batch=512)'}),
+        ("grpo", "more/*.jsonl", {"prompts": 'files("more/*.jsonl", batch=512)'}),
         ("grpo", "openai/gsm8k", {"prompts": 'hub("openai/gsm8k", batch=512)'}),
         ("grpo", "tasks.py:sums", {"prompts": 'python("tasks.py:sums", batch=512)'}),
         ("grpo", 'a "b".jsonl', {"prompts": 'jsonl("a \\"b\\".jsonl", batch=512)'}),

@@ -265,7 +265,7 @@ class Compiled(Compilation):
         - `progress`: whether a bar or lines on stderr show the run.
         - `on_event`: a function that is called with every event, one after the other: what works, steps with metrics
           and samples, checkpoints, warnings (`event.kind`, `event.to_json()`). The run waits for it; if it raises, the
-          run says so and goes on without it.
+          run says so (`notes` of the result) and goes on without it.
 
         None of these changes what is computed, but for `seed`, `replay`, `on_nonfinite`, `changed` and the rounding of
         a device.

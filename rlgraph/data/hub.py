@@ -68,7 +68,11 @@ def open_source(spec: CallSpec, folders: SearchFolders) -> DataSource:
     except Exception as error:  # network, names, formats: `datasets` documents no common class
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         message = f"'{name}' cannot be loaded from the hub: {why}"
-        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0))) from None
+        stored = (
+            f"store it where there is a network, `hf download {name} --repo-type dataset`, and set `HF_HUB_OFFLINE=1`"
+        )
+        hint = f"{stored}; or give files, as in `--data FILE`" if isinstance(error, OSError) else ""
+        raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
     if streaming:
         return make_source(spec, StreamedRows(loaded, f"'{name}'", spec.argument_span(0)), f"'{name}'")
     return make_source(spec, HubRows(loaded), f"'{name}'", _columns(spec, loaded, f"'{name}'"))

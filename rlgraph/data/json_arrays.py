@@ -12,7 +12,7 @@ from rlgraph.columns import Column, is_message
 from rlgraph.data.base import DataSource, Row, Rows, make_source
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.concatenated import FileInspector, concatenate_rows
-from rlgraph.data.json_lines import BOM, too_deep_error
+from rlgraph.data.json_lines import BOM, half_character_error, too_deep_error
 from rlgraph.data.listing import ListedFile, names_of
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, Span, did_you_mean, quoted_list
 from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option
@@ -87,13 +87,14 @@ def read_json_array(listed: ListedFile, field: str | None, span: Span) -> list[R
     shown = listed.shown
     try:
         with open_decompressed(listed) as handle:
-            value: Any = json.loads(handle.read().decode("utf-8-sig"))
+            text = handle.read().decode("utf-8-sig")
+        value: Any = json.loads(text)
     except UnicodeDecodeError as error:
         raise _wrong(
             f"'{shown}' is not a text in UTF-8 (at byte {error.start + 1})", span, "save the file as UTF-8"
         ) from None
     except json.JSONDecodeError as error:
-        message = f"{shown}:{error.lineno}: broken JSON: {error.msg} at column {error.colno}"
+        message = f"{shown}:{error.lineno}: broken JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         raise _wrong(message, span, "") from None
     except (ValueError, RecursionError):
         raise _wrong(f"'{shown}': broken JSON: nested too deeply or a number too long", span, "") from None
@@ -108,11 +109,14 @@ def read_json_array(listed: ListedFile, field: str | None, span: Span) -> list[R
         arrays = [name for name, inner in value.items() if isinstance(inner, list)] if isinstance(value, dict) else []
         hint = f'say where they are: `field="{arrays[0]}"`' if arrays else "write a list of objects: [{...}, {...}]"
         raise _wrong(f"'{shown}' holds no list of rows", span, hint)
+    escapes = "\\ud" in text or "\\uD" in text
     for number, row in enumerate(value):
         if not isinstance(row, dict):
             raise _wrong(f"row {number} of '{shown}' is no object", span, 'a row is {"prompt": ...}')
         if error_of_row := too_deep_error(row, f"row {number} of '{shown}'", span):
             raise error_of_row
+        if escapes and (half := half_character_error(row, f"row {number} of '{shown}'", span)):
+            raise half
     return value
 
 

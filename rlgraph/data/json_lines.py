@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,9 @@ _PEEK_BYTES = 1 << 22
 DEEPEST = 100
 """The deepest nesting of a row. Rows are serialized from process to process, and serialization fails at a depth of a
 few hundred."""
+_HALF = re.compile(r"[\ud800-\udfff]")
+"""What is left in Python's texts of a pair that is not whole."""
+_ARRAY = "the file seems to be one JSON array: use `files(...)`, and let its name end in .json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +155,10 @@ def parse_line(line: bytes, where: str, span: Span) -> Row:
     if isinstance(value, dict):
         if line.count(b"[") + line.count(b"{") > DEEPEST and (deep := too_deep_error(value, where, span)):
             raise deep
+        if (b"\\ud" in line or b"\\uD" in line) and (half := half_character_error(value, where, span)):
+            raise half
         return value
-    hint = 'write {"prompt": ...} on each line'
-    if isinstance(value, list):
-        hint = "the file seems to be one JSON array: use `files(...)`, and let its name end in .json"
+    hint = _ARRAY if isinstance(value, list) else 'write {"prompt": ...} on each line'
     message = f"{where}: this line is {_JSON_TYPES[type(value)]}, not a row"
     raise ProgramError(Diagnostic(BAD_LINE, message, span, hint))
 
@@ -165,6 +169,15 @@ def too_deep_error(row: Row, where: str, span: Span) -> ProgramError | None:
         return None
     message = f"{where}: lists and objects are nested more than {DEEPEST} deep"
     return ProgramError(Diagnostic(BAD_LINE, message, span))
+
+
+def half_character_error(row: Row, where: str, span: Span) -> ProgramError | None:
+    """Return the error for a row with half of a character, which no tokenizer takes: a text that was cut within one."""
+    half = _HALF.search(json.dumps(row, ensure_ascii=False))
+    if half is None:
+        return None
+    message = f"{where}: {half[0]!r} is half of a surrogate pair, which is no character"
+    return ProgramError(Diagnostic(NOT_TEXT, message, span, "an emoji or the like was cut in two: write it whole"))
 
 
 def _depth(value: object) -> int:
@@ -204,13 +217,19 @@ def _not_json(line: bytes, where: str, error: Exception, span: Span) -> Diagnost
     if isinstance(error, json.JSONDecodeError):
         # The parser counts a line end at the end of a cut row as a line of its own.
         place = f"column {min(error.pos, len(line.decode().rstrip())) + 1}"
-        message, hint = f"{where}: broken JSON: {error.msg} at {place}", ""
-        if line.strip() in (b"[", b"{"):
+        message, hint = f"{where}: broken JSON: {error.msg.removesuffix(' at')} at {place}", ""
+        if line.lstrip().startswith(b"["):
+            hint = _ARRAY
+        elif line.strip() == b"{":
             hint = "write each row on one line of its own, without line breaks in it"
         elif line.startswith(b"version https://git-lfs"):
             hint = "this is the pointer of a file in git LFS: run `git lfs pull`"
         elif line.lstrip().startswith(b"{'"):
             hint = "JSON takes double quotes"
+        elif error.msg.startswith("Invalid control character"):
+            hint = "a line break in a text is written `\\n`, and a tab `\\t`"
+        elif error.msg.startswith("Unterminated string"):
+            hint = "the file ends within a row: was it cut off?"
         elif error.msg == "Extra data":
             behind = line.decode()[error.pos :].strip()
             hint = "take the comma behind the row away" if behind == "," else "write each row on a line of its own"

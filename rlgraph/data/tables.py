@@ -25,7 +25,8 @@ BUILDERS = {"csv": "csv", "tsv": "csv", "parquet": "parquet", "arrow": "arrow", 
 """The builder of `datasets` for each format."""
 _WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
 _REAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
-_TRUTH = r"^(true|false)$"
+_TRUTH = r"^(true|false|True|False|TRUE|FALSE)$"
+"""As JSON, pandas and spreadsheets write them."""
 
 
 @dataclass(frozen=True, slots=True)

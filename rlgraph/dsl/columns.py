@@ -21,12 +21,13 @@ from rlgraph.dsl.misuses import (
     missing_part_error,
     mixed_keys_error,
     prompt_error,
+    ungiven_column_error,
     unread_prompt_error,
 )
 from rlgraph.dsl.value_checks import ValueChecks
 from rlgraph.errors import Diagnostic, Span, quoted_list
 from rlgraph.ir.graph import Graph, Node, Program, Ref
-from rlgraph.ir.types import StateHandle, Table, Tensor, Type
+from rlgraph.ir.types import COMPUTED_PROMPTS, StateHandle, Table, Tensor, Type
 from rlgraph.ops import NODES, attribute_value
 from rlgraph.ops.nodes import prompt_column_of, rows_per_input, sampling_node
 
@@ -345,6 +346,11 @@ class _UseWalk(ValueChecks):
             other = origin is not None and origin.column_in_data(name) != name
             if function and function.accepts_column(name) and name not in node.attr("names") and not other:
                 self._note(missing_column_error(ColumnUse(source, name, column, node.span)))
+        kind = self.types[node.inputs[0]]
+        if function and origin is None and isinstance(kind, Table) and kind.data == COMPUTED_PROMPTS:
+            missing = function.missing_columns({*COMPUTED_PROMPTS, *node.attr("names")})
+            data = kind.axis.root_axis.name
+            self._note(ungiven_column_error(node, missing, data, self.contents.get(data) or ()))
         sampler = sampling_node(node.inputs[0], self.makers)
         if origin and origin.prompt and sampler and not NODES[sampler.op].foreign:
             given = zip(node.attr("names"), node.inputs[1:], strict=True)

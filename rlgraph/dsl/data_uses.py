@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,4 +80,8 @@ class LoadedFunction(Protocol):
 
     def accepts_column(self, name: str) -> bool:
         """Return whether the function takes a column of that name."""
+        ...
+
+    def missing_columns(self, names: Collection[str]) -> Sequence[str]:
+        """Return what the function asks for and is not given by rows with these columns."""
         ...

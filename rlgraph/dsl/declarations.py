@@ -10,7 +10,7 @@ from importlib.resources import files
 from rlgraph.conversations import TEMPLATE_NAMES
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.context import Context
-from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in
+from rlgraph.dsl.names import AXES, BUILT_IN, free_names, names_in, parts_in
 from rlgraph.dsl.outside_signatures import OUTSIDE
 from rlgraph.dsl.parse import parse
 from rlgraph.dsl.remembered_rows import check_buffer
@@ -53,12 +53,22 @@ def report_unknown_changes(context: Context, declared: Sequence[tree.Decl], chan
     """Report the changes of names that are not declared."""
     names = [item.name for item in declared if isinstance(item, (tree.Declaration, tree.State))]
     for name, expr in changes.items():
-        if name not in names:
-            hint = (
-                did_you_mean(name, names)
-                or f"it declares {', '.join(f'`{known_name}`' for known_name in names) or 'nothing'}"
-            )
-            context.report("E0804", f"the program declares nothing called `{name}`", expr.span, hint)
+        if name in names:
+            continue
+        hint, related = did_you_mean(name, names), tuple[Related, ...]()
+        if option := _written_option(declared, name):
+            text = option.value.span.covered_text
+            hint = f"to set it, declare `param {name} = {text}`, and write `{name}={name}` there"
+            related = (Related(option.span, "it is written here"),)
+        hint = hint or f"it declares {', '.join(f'`{known_name}`' for known_name in names) or 'nothing'}"
+        context.report("E0804", f"the program declares nothing called `{name}`", expr.span, hint, related)
+
+
+def _written_option(declared: Sequence[tree.Decl], name: str) -> tree.Option | None:
+    """Return the first option of that name whose value is written down; None where there is none."""
+    options = parts_in(tuple(declared), tree.Option)
+    written = (tree.Number, tree.String)
+    return next((option for option in options if option.name == name and isinstance(option.value, written)), None)
 
 
 def declare(context: Context, item: tree.Decl, changes: Mapping[str, tree.Expr]) -> None:
@@ -227,9 +237,9 @@ def _model(context: Context, item: tree.Declaration) -> Model:
     record = constants.evaluate_record(context, value, MODELS, context.scope, "model")
     if record.option("dtype") not in (None, *dtypes.OF_MODELS):
         place = next(option.value.span for option in value.options if option.name == "dtype")
-        raise context.statement_error(
-            "E0403", f'a dtype is "float32", "float64" or "bfloat16", not "{record.option("dtype")}"', place
-        )
+        wanted = str(record.option("dtype"))
+        message = f'a dtype is "float32", "float64" or "bfloat16", not "{wanted}"'
+        raise context.statement_error("E0403", message, place, did_you_mean(wanted, dtypes.OF_MODELS))
     _check_autocast(context, record, value)
     _check_lora(context, record, value)
     _check_chat(context, record, value)

@@ -31,7 +31,17 @@ from rlgraph.dsl.truncated_sampling import CUTS
 from rlgraph.dsl.values import evaluate_table
 from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
-from rlgraph.ir.types import BRANCH, BRANCHES, SUPPORT, SUPPORT_SHARE, Axis, Table, Tensor, branches_of
+from rlgraph.ir.types import (
+    BRANCH,
+    BRANCHES,
+    COMPUTED_PROMPTS,
+    SUPPORT,
+    SUPPORT_SHARE,
+    Axis,
+    Table,
+    Tensor,
+    branches_of,
+)
 from rlgraph.ops import NODES
 
 
@@ -242,8 +252,7 @@ def sample_rows(
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         source_name, parent = source.name, source.type.axis
         column = context.phase.column_sources.get(source.name)
-        # Of texts that the program has computed nothing else is known.
-        data = ("prompt",)
+        data = COMPUTED_PROMPTS
         if column is not None:
             source_name = column.table
             if column.kind.token or column.name != "prompt":

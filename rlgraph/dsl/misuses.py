@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
 from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
-from rlgraph.ir.graph import Apply, Const
+from rlgraph.ir.graph import Apply, Const, Node
 
 _MANY = {
     "text": "texts",
@@ -25,13 +25,14 @@ _MANY = {
 }
 
 _REMEDIES = {
-    "text": "write numbers without quotes in the data",
+    "text": "write numbers, `true` and `false` without quotes in the data",
     "null": "write a number in every row, or keep the rows that have one in a file of their own",
     "odd": "write a number in every row: NaN and infinity go on into every sum",
     "wide": "divide by what makes it of the size of others",
     "large": "write it as a text: whole numbers have 64 bits",
 }
 
+_AS_TEXT = "write it as a text in the data, in quotes; a csv file has none that count: write JSON lines"
 
 PROMPT_NAMES = ("question", "instruction", "query", "problem", "input")
 """Names under which people publish prompts, beside `prompt`."""
@@ -124,6 +125,21 @@ def missing_column_error(use: ColumnUse) -> Diagnostic | None:
     return Diagnostic("E0711", message, use.span, EVERY_ROW)
 
 
+def ungiven_column_error(
+    call: Node, missing: Sequence[str], source: str, columns: Collection[str]
+) -> Diagnostic | None:
+    """Return the diagnostic where a function asks for a column of answers to texts that the program has computed, which
+    have none but these texts. source, columns: the data that the texts are made of, and what is in it."""
+    if not missing:
+        return None
+    message = (
+        f"`{call.attr('func')}` asks for a column '{missing[0]}', which answers to texts of the program do not have"
+    )
+    given = f"{missing[0]}={source}.{missing[0]}" if missing[0] in columns else f"{missing[0]}=..."
+    written = call.span.covered_text.removesuffix(")")
+    return Diagnostic("E0724", message, call.span, f"give it by name: `{written}, {given})`")
+
+
 def key_error(use: ColumnUse) -> Diagnostic | None:
     """Return the diagnostic for a value that cannot be a key."""
     odd = next((kind for kind in NO_KEYS if kind in use.column.first), None)
@@ -152,7 +168,7 @@ def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnosti
         return None
     needed = "a text or a list of messages" if "messages" in wanted else "a text"
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
-    hint = "write it as a text in the data, in quotes" if odd in ("whole", "real", "truth") else ""
+    hint = _AS_TEXT if odd in ("whole", "real", "truth") else ""
     hint = "leave such rows out of the data" if odd == "null" else hint
     message_hint = 'a message is `{"role": "user", "content": "..."}`, and a row has one at least'
     hint = message_hint if odd == "nested" else hint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 from rlgraph.dsl import tree
 from rlgraph.dsl.context import Context
@@ -26,6 +27,8 @@ from rlgraph.errors import Related, Span, did_you_mean
 from rlgraph.ir.graph import Const, Expr, Model, Ref, ScalarState
 from rlgraph.ir.types import Axis, Tensor
 from rlgraph.ops import TENSOR
+
+Part = TypeVar("Part")
 
 AXES = ("token", "turn", VOCABULARY)
 """The axes inside a row: no value has such a name."""
@@ -59,15 +62,20 @@ BUILT_IN = FUNCTIONS | _MAKING
 
 def names_in(node: object) -> Iterator[tree.Name]:
     """Yield every name in a piece of syntax."""
-    if isinstance(node, tree.Name):
+    return parts_in(node, tree.Name)
+
+
+def parts_in(node: object, kind: type[Part]) -> Iterator[Part]:
+    """Yield every part of a kind in a piece of syntax."""
+    if isinstance(node, kind):
         yield node
-    elif isinstance(node, tuple):
+    if isinstance(node, tuple):
         for item in node:
-            yield from names_in(item)
+            yield from parts_in(item, kind)
     elif is_dataclass(node) and not isinstance(node, Span):
         for field in fields(node):
             if "span" not in field.name:
-                yield from names_in(getattr(node, field.name))
+                yield from parts_in(getattr(node, field.name), kind)
 
 
 def free_names(definition: tree.Def) -> set[str]:

@@ -122,6 +122,10 @@ BRANCHES = "_branches@"
 `_branches@actor` is what `actor` was asked."""
 
 
+COMPUTED_PROMPTS = ("prompt",)
+"""The columns of rows whose prompts are texts that the program has computed: nothing else is known of these."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The type of rows with columns. Models read and write tables with tokens."""

@@ -248,6 +248,19 @@ class EventReader:
     def run_ended(self, event: RunEnded) -> None: ...
 
 
+class NoteKeeper(EventReader):
+    """Keeps the sentences that a run tells."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, event: Note) -> None:
+        self.notes.append(event.text)
+
+    def restarted(self, event: Restarted) -> None:
+        self.notes.append(f"{event.error}\n{event.text}")
+
+
 class EventStream:
     """The stream of one run's events."""
 

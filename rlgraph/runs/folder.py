@@ -114,12 +114,13 @@ class RunFolder:
                 bring_back(path, OURS)
             path.mkdir(parents=True, exist_ok=True)
             inside = {entry.name for entry in path.iterdir()}
-            if inside and overwrite and METRICS in inside:
+            if METRICS in inside:
                 with (path / METRICS).open("r+", encoding="utf-8") as metrics:
                     _lock(metrics, path)
-                    set_aside(path, OURS)
-                    replaces = True
-            elif inside:
+                    if overwrite:
+                        set_aside(path, OURS)
+                        replaces = True
+            if inside and not replaces:
                 hint = "take another folder with `--out`"
                 hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
                 other = ", and has no run that `--overwrite` could replace" if overwrite else ""

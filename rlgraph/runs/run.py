@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.backends.hard.node import is_hard
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake
+from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake, count_phrase
 from rlgraph.errors.lookups import ByName
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
@@ -28,7 +28,7 @@ from rlgraph.runs.checkpoint.resuming import (
 )
 from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
-from rlgraph.runs.events import CheckpointSaved, EventStream, Read, Restarted, RunEnded, user_event_readers
+from rlgraph.runs.events import CheckpointSaved, EventStream, NoteKeeper, Read, Restarted, RunEnded, user_event_readers
 from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, diverged_error, recording_folder
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.mismatch_warning import MismatchWarning
@@ -64,17 +64,19 @@ class Run:
     """The folder where everything was written; None if nothing was."""
     saved: list[Path] = field(default_factory=list)
     """The folders of the trained models."""
+    notes: list[str] = field(default_factory=list)
+    """What the run has told besides, also with `progress=False`: warnings, and what failed while it went on."""
 
     def __repr__(self) -> str:
         where = f", in {self.folder}" if self.folder else ""
-        return f"<run of {len(self.metrics)} steps{where}>"
+        return f"<run of {count_phrase(len(self.metrics), 'step')}{where}>"
 
 
 class Interrupted(KeyboardInterrupt):
     """The error for Ctrl-C in a run: its `run` has what was done until then, and trained models were saved."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"interrupted after {len(run.metrics)} steps")
+        super().__init__(f"interrupted after {count_phrase(len(run.metrics), 'step')}")
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
@@ -124,7 +126,8 @@ def run_in_folder(
         options = replace(options, keep_samples=0)
     guests, broken = user_event_readers(on_event)
     recorder = None if folder is None else Recorder(folder, options.kept_sample_count)
-    stream = EventStream([shown] if recorder is None else [recorder, shown], guests)
+    kept = NoteKeeper()
+    stream = EventStream([kept, shown] if recorder is None else [recorder, kept, shown], guests)
     tracking = None
     if folder is not None and options.track:
         tracking = LiveTracking(folder, options.track, options.track_model, stream.publish)
@@ -133,7 +136,9 @@ def run_in_folder(
     try:
         while True:
             try:
-                return _once(folder, compiled, options, shown, stream, broken, again=again, may_lose=left > 0)
+                return _once(
+                    folder, compiled, options, shown, stream, broken, kept.notes, again=again, may_lose=left > 0
+                )
             except _Lost as lost:
                 assert folder is not None and recorder is not None
                 folder, left, again = RunFolder.open_for_resume(folder.path), left - 1, True
@@ -164,14 +169,15 @@ def _once(
     options: RunOptions,
     shown: Display,
     stream: EventStream,
-    notes: Sequence[str],
+    first: Sequence[str],
+    notes: list[str],
     *,
     again: bool,
     may_lose: bool,
 ) -> Run:
-    """Run once. notes: what is told first. again: the run has begun before. may_lose: raise `_Lost` if a process is
-    lost, and report nothing."""
-    result = Run(folder=folder.path if folder else None)
+    """Run once. first: what is told first. notes: all that is told. again: the run has begun before. may_lose: raise
+    `_Lost` if a process is lost, and report nothing."""
+    result = Run(folder=folder.path if folder else None, notes=notes)
     with InterruptHandler(shown) as interrupts:
         timeline = Timeline() if options.trace else None
         watch = RunObserver(
@@ -184,7 +190,7 @@ def _once(
         )
         if folder:
             folder.note = watch.show_note
-        for text in notes:
+        for text in first:
             watch.show_note(text)
         try:
             with _claimed(folder, compiled, options, again) as (checkpoint, taken):

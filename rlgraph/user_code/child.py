@@ -123,7 +123,8 @@ class Child:
                 f"{describe_value(values)}, not a list with a number for each row", None, hint_to_return_list(values)
             )
         if len(values) != count:
-            raise WrongValue(f"{len(values)} numbers for {count} rows")
+            counted = f"{len(values)} number{'s' * (len(values) != 1)} for {count} rows"
+            raise WrongValue(counted, None, "return a list with a number for each of `completions`")
         return [row_result(value, returns) for value in values]
 
     def _score_rows(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -102,19 +102,18 @@ class RewardFunction:
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise an error unless `columns` hold all that the function asks for; a run asks before it works."""
         names = tuple(columns)
-        available = {
-            *names,
-            *_GIVEN,
-            *self.constants,
-            *(available_verl_arguments(names) if self.is_called_per_row else ()),
-        }
-        missing = [name for name in self.signature.required if name not in available]
-        if missing:
+        if missing := self.missing_columns(names):
             message = f"`{self.target.name}` asks for a column '{missing[0]}', which the data do not have"
             hint = hint_for_missing_parameters(self.target.name, missing, names)
             hint = hint or did_you_mean(missing[0], (*names, *_GIVEN))
             hint = hint or f"it may ask for {quoted_list((*_GIVEN, *names), 'and')}"
             raise ProgramError(Diagnostic(BAD_SIGNATURE, message, self.target.span, hint))
+
+    def missing_columns(self, names: Collection[str]) -> list[str]:
+        """Return what the function asks for and is not given by rows with these columns."""
+        verl = available_verl_arguments(names) if self.is_called_per_row else ()
+        available = {*names, *_GIVEN, *self.constants, *verl}
+        return [name for name in self.signature.required if name not in available]
 
     def __call__(
         self,

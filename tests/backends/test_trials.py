@@ -25,6 +25,12 @@ def wrong(completions, **columns):
     log(completions=completions)
     return [json.loads(text) for text in completions]
 
+def few(completions, **columns):
+    return [1.0]
+
+def typo(completions, tasks):
+    return [1.0 for _ in tasks]
+
 class Env:
     def reset(self, row):
         return ""
@@ -43,6 +49,8 @@ func f       = python("user.py:log")
 func row     = python("user.py:log", over=row)
 func quiet   = python("user.py:log", trial=false)
 func wrong   = python("user.py:wrong", over=row)
+func few     = python("user.py:few", over=row)
+func typo    = python("user.py:typo")
 func shy     = python("user.py:wrong", over=row, failed=skip)
 env shell    = python("user.py:Env")
 step:
@@ -82,7 +90,7 @@ def test_they_are_called_as_the_program_calls_them(folder: Path) -> None:
     program = {"length": 1, "mean": 0.5, "named": "a"}
     assert calls == [
         {name: [value] * 3 for name, value in (expected | program).items()},
-        {name: [value] for name, value in expected.items()},
+        {name: [value] * 2 for name, value in expected.items()},
     ]
 
 
@@ -93,6 +101,20 @@ def test_what_is_wrong_is_said_before_models_are_loaded(folder: Path) -> None:
     found = caught.value.diagnostics[0]
     assert found.code == "E0726" and found.message.endswith(", on a made-up answer to prompts row 0")
     assert found.hint.endswith("if no model would ever answer with its prompt, `trial=false` in the declaration")
+
+
+def test_a_number_too_few_is_seen_where_a_function_judges_rows_one_by_one(folder: Path) -> None:
+    step = "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(few(rollout))\n"
+    with pytest.raises(ProgramError, match="`few` gave 1 number for 2 rows") as caught:
+        opened(step, folder)
+    assert caught.value.diagnostics[0].hint.startswith("return a list with a number for each of `completions`; if no")
+
+
+def test_a_column_that_is_called_otherwise_in_the_data_is_suggested(folder: Path) -> None:
+    step = "    rollout = actor.generate(prompts, max_tokens=4)\n    report a = mean(typo(rollout))\n"
+    with pytest.raises(ProgramError, match="`typo` asks for a column 'tasks'") as caught:
+        opened(step, folder)
+    assert caught.value.diagnostics[0].hint.startswith("did you mean `task`?")
 
 
 def test_where_the_run_goes_on_without_such_rows_it_is_only_told(folder: Path) -> None:
@@ -125,5 +147,6 @@ def test_nested_columns_and_prompts_of_another_name(folder: Path) -> None:
         folder,
     )
     [call] = calls
-    assert call.pop("completion_ids") == [[0, 1]] and call.pop("info") == [row["info"]] and call.pop("q") == [row["q"]]
-    assert call == {"prompts": ["ba"], "completions": ["ba"], "truth": ["b"], "asked": ["ba"]}
+    one = {name: values[0] for name, values in call.items() if values == [values[0]] * 2}
+    assert one.pop("completion_ids") == [0, 1] and one.pop("info") == row["info"] and one.pop("q") == row["q"]
+    assert one == {"prompts": "ba", "completions": "ba", "truth": "b", "asked": "ba"}

@@ -37,6 +37,8 @@ PAIR = {"prompt": "2+2?", "completion": "4"}
         (ENDED, {"prompt": "You[assistant]"}, ASK, False),
         (ENDED, PAIR, LEARN, True),
         (ENDED, {"prompt": [user("2+2?")], "completion": [says("4")]}, LEARN, False),
+        (ENDED, {"prompt": "2+2?", "completion": [user("2+2?"), says("4")]}, LEARN, False),
+        (ENDED, {"prompt": "2+2?", "completion": [says("4")]}, LEARN, False),
         (ENDED, {"text": "2+2=4"}, LEARN, False),
     ],
 )
@@ -56,4 +58,6 @@ def test_plain_text_for_a_chat_model(
     said = Run(compile_text(text), tmp_path).backend.overlong_notes()
     assert [note.startswith("warning[W0520]: `actor` is a chat model") for note in said] == [True] * warned
     if warned:
-        assert 'help: write messages, {"prompt": [{"role": "user", "content": "2+2?"}]}; where' in said[0]
+        made = "encode(user(rows.prompt), rows.completion)" if line == LEARN else "user(rows.prompt)"
+        assert 'help: write messages, {"prompt": [{"role": "user", "content": "2+2?"}]}, or ' in said[0]
+        assert f"`{made}` in the program; where plain text is meant" in said[0]

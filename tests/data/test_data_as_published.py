@@ -45,6 +45,16 @@ def test_the_index_that_pandas_writes_has_a_name(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("yes", "no"), [("true", "false"), ("True", "False"), ("TRUE", "FALSE")])
+def test_truths_are_those_of_pandas_and_spreadsheets(tmp_path: Path, yes: str, no: str) -> None:
+    text = f"prompt,label,said\na,{yes},{yes}\nb,{no},No\nc,,\n"
+    assert [(row["label"], row["said"]) for row in rows_of(tmp_path, a_csv=text)] == [
+        (True, yes),
+        (False, "No"),
+        (None, None),
+    ]
+
+
 def test_what_is_read_as_tokens_is_text_where_it_looks_like_a_number(tmp_path: Path) -> None:
     assert {name for shape in SHAPES for name in shape.columns} | {"chosen", "rejected"} == TEXT_COLUMNS
     text = "prompt,completion,chosen,score\n1,2.50,true,3\n"

@@ -244,6 +244,12 @@ WRONG: list[tuple[dict[str, bytes], Any, dict[str, Any], str]] = [
         {},
         "E0764]: a.json:2: broken JSON: Expecting ':' delimiter at column 7",
     ),
+    (
+        {"a.json": b'[{"a": "\\ud83d\\ude00"}, {"a": "\\ud83d"}]'},
+        "a.json",
+        {},
+        "E0705]: row 1 of 'a.json': '\\ud83d' is half of a surrogate pair",
+    ),
     ({"a.json": b'[{"a": 1}, 3]'}, "a.json", {}, "E0764]: row 1 of 'a.json' is no object"),
     ({"a.json": b'{"v": 1,\n "data": []}'}, "a.json", {}, 'say where they are: `field="data"`'),
     ({"a.json": b'{"data": []}'}, "a.json", {"field": "dta"}, "has no field 'dta'\nhelp: did you mean `data`?"),

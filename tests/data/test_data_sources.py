@@ -115,6 +115,8 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
 
     def load_dataset(*args: Any, **options: Any) -> list[dict[str, Any]]:
         asked.append((args, options))
+        if options["split"] == "far":
+            raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
         if options["split"] == "tran":
             raise ValueError("Unknown split 'tran'.\nIt should be one of ['train'].")
         return [{"prompt": "a"}, {"prompt": "b"}]
@@ -135,6 +137,8 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
         '1 | data d = hub("openai/gsm8k", split="tran")\n'
         "  |              ^^^^^^^^^^^^^^"
     )
+    with pytest.raises(ProgramError, match=r"help: store it where .*`hf download openai/gsm8k --repo-type dataset`"):
+        open_source(declare('data d = hub("openai/gsm8k", split="far")'), SearchFolders(Path()))
 
 
 def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Workers) -> None:
@@ -222,6 +226,26 @@ FILES: list[tuple[bytes, str, str]] = [
         b'[{"a": 1}]\n',
         "E0706: d.jsonl:1: this line is a list, not a row",
         "the file seems to be one JSON array: use `files(...)`, and let its name end in .json",
+    ),
+    (
+        b'[\n{"a": 1},\n{"a": 2}\n]\n',
+        "E0706: d.jsonl:1: broken JSON: Expecting value at column 2",
+        "the file seems to be one JSON array: use `files(...)`, and let its name end in .json",
+    ),
+    (
+        b'{"a": "b\nc"}\n',
+        "E0706: d.jsonl:1: broken JSON: Invalid control character at column 9",
+        "a line break in a text is written `\\n`, and a tab `\\t`",
+    ),
+    (
+        b'{"a": "b',
+        "E0706: d.jsonl:1: broken JSON: Unterminated string starting at column 7",
+        "the file ends within a row: was it cut off?",
+    ),
+    (
+        b'{"a": "\\uD83D\\ude00"}\n{"a": [{"b": "\\uD83D..."}]}\n',
+        "E0705: d.jsonl:2: '\\ud83d' is half of a surrogate pair, which is no character",
+        "an emoji or the like was cut in two: write it whole",
     ),
     (b'{"a": 1}\n"text"\n', "E0706: d.jsonl:2: this line is a text, not a row", 'write {"prompt": ...} on each line'),
     (b"null\n", "E0706: d.jsonl:1: this line is null, not a row", 'write {"prompt": ...} on each line'),

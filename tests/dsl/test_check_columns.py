@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -141,7 +141,7 @@ def test_a_loop_hands_columns_on() -> None:
 @pytest.mark.parametrize(
     ("value", "shown", "hint"),
     [
-        ("4", "a text", "without quotes"),
+        ("4", "a text", "numbers, `true` and `false` without quotes"),
         (None, "null", "a number in every row"),
         (float("nan"), "a number that is not finite", "NaN and infinity"),
         (float("inf"), "a number that is not finite", "NaN and infinity"),
@@ -220,6 +220,22 @@ class Asks:
 
     def accepts_column(self, name: str) -> bool:
         return name in self.names
+
+    def missing_columns(self, names: Collection[str]) -> list[str]:
+        return [name for name in self.names if name not in names]
+
+
+def test_answers_to_computed_texts_have_no_columns_of_the_data() -> None:
+    lines = "    asked = actor.generate(user(q.prompt), n=2, max_tokens=4)\n    report a = mean(f(asked))\n"
+    program, _ = check(Source("p.rlf", HEAD.replace("DTYPE", "") + lines))
+    rows = {"q": columns({"prompt": "a", "answer": "b"})}
+    assert column_misuses(program, rows, {"f": Asks("prompt")}) == []
+    [told] = column_misuses(program, rows, {"f": Asks("prompt", "answer")})
+    assert told.message == "`f` asks for a column 'answer', which answers to texts of the program do not have"
+    assert told.hint == "give it by name: `f(asked, answer=q.answer)`" and told.span.covered_text == "f(asked)"
+    given = lines.replace("f(asked)", "f(asked, answer=q.answer)")
+    program, _ = check(Source("p.rlf", HEAD.replace("DTYPE", "") + given))
+    assert column_misuses(program, rows, {"f": Asks("prompt", "answer")}) == []
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -94,6 +94,8 @@ def test_a_reader_that_raises_is_told_of_once(capsys: pytest.CaptureFixture[str]
     pattern = rf"`on_event` raised ValueError: no such tracker {place} on `work_started`; the run goes on"
     assert re.match(pattern, told[0])
     assert [line["text"] for line in lines() if line["kind"] == "note"] == told
+    quiet = rlgraph.compile(Path("tiny.rlf")).run(1, threads=1, on_event=fails, progress=False)
+    assert capsys.readouterr().err == "" and "`on_event` raised ValueError" in quiet.notes[0]
 
 
 def test_other_packages_read_events(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

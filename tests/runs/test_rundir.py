@@ -271,8 +271,9 @@ def test_a_folder_that_is_taken_away_is_made_again(gone: Callable[[Path], object
     shutil.rmtree(here / "runs")
     assert folder.save({"actor": Weights()}) == [Path("runs/a/models/actor")]
     assert lines(here / "runs/a") == [1, 2, 3] and len(notes) == 2
-    with pytest.raises(UsageMistake, match="a run is at work in `runs/a`"):
-        RunFolder.claim_folder(Path("runs/a"), overwrite=True)
+    for overwrite in (True, False):
+        with pytest.raises(UsageMistake, match="a run is at work in `runs/a`"):
+            RunFolder.claim_folder(Path("runs/a"), overwrite)
     folder.close()
 
 

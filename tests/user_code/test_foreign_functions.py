@@ -326,7 +326,7 @@ def test_who_is_killed_from_outside_is_asked_again_once(
             "(x for x in 'ab')",
             "`f` gave a generator, not a list with a number for each row, on 2 rows together: row 0 to row 1",
         ),
-        ("[1]", "`f` gave 1 numbers for 2 rows, on 2 rows together: row 0 to row 1"),
+        ("[1]", "`f` gave 1 number for 2 rows, on 2 rows together: row 0 to row 1"),
         ("[1, None]", "`f` gave None, on row 1"),
         ("[1, 'yes']", "`f` gave 'yes', on row 1"),
         ("[1, float('nan')]", "`f` gave nan, on row 1"),

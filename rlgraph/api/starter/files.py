@@ -60,7 +60,7 @@ def _function(name: str, columns: tuple[str, ...]) -> str:
 
 def {name}(completions, answer{given}, **columns):
     """Return 1 for each completion whose last number is the right one, else 0. `answer` is a column of the data."""
-    return [float(last_number(completion) == right) for completion, right in zip(completions, answer)]
+    return [float(last_number(completion) == str(right)) for completion, right in zip(completions, answer)]
 '''
 
 
@@ -69,13 +69,13 @@ _LAST_NUMBER = '''
 def last_number(completion):
     """Return the last number of a completion: a text, or, where prompts are messages, a list with one message."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    return (re.findall(r"-?\\d+", text) or [""])[-1]
+    return (re.findall(r"-?\\d+(?:\\.\\d+)?", text) or [""])[-1]
 '''
 
 
-def environments_file_text(classes: list[str]) -> str:
-    """Return the text of `envs.py`."""
-    defined = "".join(_CLASS.replace("NAME", name) for name in dict.fromkeys(classes))
+def environments_file_text(players: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the text of `envs.py`. players: those of each class, none where one model acts."""
+    defined = "".join((_GAME if named else _CLASS).replace("NAME", name) for name, named in players.items())
     about = "Where an agent acts: `reset` begins an episode with a row of the data, `step` answers an action."
     return f'"""{about}"""\n\nimport re\n{defined}'
 
@@ -86,7 +86,7 @@ class NAME:
     """Asks for a sum; after a wrong answer it may be tried once more."""
 
     def reset(self, row):
-        self.answer, self.tries = row["answer"], 0
+        self.answer, self.tries = str(row["answer"]), 0
         return ""  # The prompt says it all.
 
     def step(self, action):
@@ -95,6 +95,25 @@ class NAME:
         right = re.findall(r"-?\\d+", action)[-1:] == [self.answer]
         done = right or self.tries == 2
         return "" if done else "\\nThat is wrong. Try again: ", float(right), done
+'''
+
+_GAME = '''
+
+class NAME:
+    """Asks its players for a sum, one after the other; the first right answer wins."""
+
+    def reset(self, row, players):
+        """Return whose turn it is, and what it is told: the prompt says it all."""
+        self.answer, self.players, self.turns = str(row["answer"]), players, 0
+        return players[0], None
+
+    def step(self, action):
+        """Return who is next, what it is told (None: what others have said), rewards, and whether it is over."""
+        acting = self.players[self.turns]
+        self.turns += 1
+        right = re.findall(r"-?\\d+", action)[-1:] == [self.answer]
+        rewards = {**dict.fromkeys(self.players, -1.0), acting: 1.0} if right else 0.0
+        return self.players[self.turns % len(self.players)], None, rewards, right or self.turns == len(self.players)
 '''
 
 

@@ -34,8 +34,9 @@ def write_starter(algorithm: str, folder: Path, model: str | None = None) -> lis
     needs = needs_of(program)
     files = data_file_texts(needs)
     files |= {"rewards.py": rewards_file_text(needs.functions)} if needs.functions else {}
-    classes = [str(thing.record.args[0]).rpartition(":")[2] for thing in program.outside if thing.kind == "env"]
-    files |= {"envs.py": environments_file_text(classes)} if classes else {}
+    environments = [thing for thing in program.outside if thing.name in needs.environments]
+    players = {str(thing.record.args[0]).rpartition(":")[2]: needs.environments[thing.name] for thing in environments}
+    files |= {"envs.py": environments_file_text(players)} if players else {}
     # A name that ships is read from where it ships.
     published = opened.source.path != algorithm
     original = f"`rlgraph list {algorithm}` prints it as published" if published else f"`{algorithm}` is as it was"

@@ -40,7 +40,8 @@ class Needs:
     """The needs of each data source, by its name."""
     functions: dict[str, tuple[str, ...]]
     """The columns that the program itself computes for each function."""
-    environments: list[str]
+    environments: dict[str, tuple[str, ...]]
+    """The players of each environment, by its name; none where one model acts."""
     judges: list[str]
     """Value and reward models that nothing trains, so that they have to come with a head."""
 
@@ -53,7 +54,7 @@ class Needs:
 def needs_of(program: Program) -> Needs:
     """Return what a program needs."""
     data = {thing.name: DataNeeds() for thing in program.outside if thing.kind == "data"}
-    environments = [thing.name for thing in program.outside if thing.kind == "env"]
+    environments: dict[str, tuple[str, ...]] = {thing.name: () for thing in program.outside if thing.kind == "env"}
     functions: dict[str, tuple[str, ...]] = {thing.name: () for thing in program.outside if thing.kind == "func"}
     judges = [
         model.name
@@ -65,6 +66,8 @@ def needs_of(program: Program) -> Needs:
         columns: dict[str, tuple[str, str]] = {}
         for node in phase.graph.walk():
             _look(node, types, columns, data, functions)
+            if environment := node.attr("env", ""):
+                environments[str(environment)] = tuple(attribute_value(node, "players"))
     return Needs(data, functions, environments, judges)
 
 

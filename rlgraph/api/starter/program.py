@@ -120,8 +120,9 @@ class _Edits:
         """Make the sizes of a statement smaller."""
         if isinstance(statement, tree.Train):
             for option in statement.options:
-                if option.name == "lr" and isinstance(option.value, tree.Number):
-                    self._replace(option.value.span, LEARNING_RATE)
+                number = self._number(option) if option.name == "lr" else None
+                if number is not None:
+                    self._replace(number.span, LEARNING_RATE)
         if isinstance(statement, tree.Collect) and statement.args and isinstance(statement.args[0], tree.Number):
             count = statement.args[0]
             if count.value > LARGEST["batch"]:
@@ -129,22 +130,24 @@ class _Edits:
         for option in statement.options if isinstance(statement, tree.Minibatch | tree.Collect) else ():
             self._lower(option)
         for part in _parts(statement):
-            if isinstance(part, tree.Call) and isinstance(part.func, tree.Attribute) and part.func.name in NODES:
+            if isinstance(part, tree.Call) and _called(part) in NODES:
                 for option in part.options:
                     self._lower(option)
 
     def _lower(self, option: tree.Option) -> None:
         """Lower an option to the most that a step of seconds has, or the param that it names."""
-        most, value = LARGEST.get(option.name), option.value
-        if most is None:
-            return
-        name = value.id if isinstance(value, tree.Name) else ""
-        number = self.params.get(name, value)
-        if not isinstance(number, tree.Number) or number.value <= most:
+        most, number = LARGEST.get(option.name), self._number(option)
+        if most is None or number is None or number.value <= most:
             return
         self._replace(number.span, str(most))
-        if name:
-            self._lower_with(name, most / number.value)
+        if isinstance(option.value, tree.Name):
+            self._lower_with(option.value.id, most / number.value)
+
+    def _number(self, option: tree.Option) -> tree.Number | None:
+        """Return the number that is written for an option, or for the param that it names."""
+        value = option.value
+        number = self.params.get(value.id) if isinstance(value, tree.Name) else value
+        return number if isinstance(number, tree.Number) else None
 
     def _lower_with(self, name: str, factor: float) -> None:
         """Lower the whole numbers that are added to a param, or subtracted from it, as it was lowered: they are of its
@@ -160,6 +163,9 @@ class _Edits:
 
 
 def _called(call: tree.Call) -> str:
+    """Return the name of what is called, of a model's too: `generate` of `actor.generate(...)`."""
+    if isinstance(call.func, tree.Attribute):
+        return call.func.name
     return call.func.id if isinstance(call.func, tree.Name) else ""
 
 

@@ -44,19 +44,20 @@ class FunctionTrial:
         """Call the function on answers to the prompt. who: their names; tokens: encodes an answer, if a tokenizer is
         there. Raises RunError."""
         count = len(answers)
-        groups = range(count) if self.use.siblings == 1 else [0] * count
         return self.function.judge(
             [self.prompt] * count,
             answers,
             [tokens(answer) if tokens else [*range(len(answer))] for answer in answers],
             {name: [value] * count for name, value in self.columns.items()},
             who,
-            [*groups],
+            None if self.use.siblings == 1 else [0] * count,
         )
 
-    def answer_count(self, least: int = 1) -> int:
-        """Return how many answers the function has to see together, at least so many."""
-        return least if self.function.over == "row" else max(self.use.siblings, least)
+    @property
+    def answer_count(self) -> int:
+        """How many answers the function is tried with: as many as it has to see together, and no fewer than two, since
+        one that returns a number too few is right for a single answer."""
+        return 2 if self.function.over == "row" else max(self.use.siblings, 2)
 
 
 def find_function_trials(
@@ -75,7 +76,7 @@ def find_function_trials(
             continue
         name, row = first
         prompt = value_or_none(row, use.prompt)
-        given = _columns(use, function, {**row, "prompt": prompt} if prompt is not None else row)
+        given = _columns(use, {**row, "prompt": prompt} if prompt is not None else row)
         # Who asks a prompt that is none says what is wrong with it.
         if given is not None and value_kind(prompt) in ("text", "messages"):
             trials[use.function] = FunctionTrial(use, function, name, prompt, given)
@@ -97,7 +98,7 @@ def try_functions(
         program, known, functions, lambda source: first_row(readers, source)
     ).items():
         note(f"trying {name} on a made-up answer")
-        prompt, count = trial.prompt, trial.answer_count()
+        prompt, count = trial.prompt, trial.answer_count
         answer = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
         try:
             judged = trial.call_function([answer] * count, [f"a made-up answer to {trial.row}"] * count)
@@ -120,9 +121,10 @@ def first_row(readers: Mapping[str, BatchReader], name: str) -> tuple[str, Row] 
     return None if number is None else (f"{name} row {number}", source.rows[number])
 
 
-def _columns(use: FunctionUse, function: RewardFunction, row: Row) -> dict[str, Any] | None:
-    """Return the columns of an answer to the prompt of a row; None where nothing can be made up for one of them."""
-    columns = {name: value for name, value in row.items() if function.accepts_column(name)}
+def _columns(use: FunctionUse, row: Row) -> dict[str, Any] | None:
+    """Return the columns of an answer to the prompt of a row, also those that the function does not ask for: it may
+    have meant one of them. None where nothing can be made up for one of them."""
+    columns = dict(row)
     for name, column in use.columns.items():
         if column.data:
             columns[name] = value_or_none(row, column.data)

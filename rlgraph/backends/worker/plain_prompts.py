@@ -13,14 +13,14 @@ from rlgraph.backends.engines.tokenizers import Codec, special_tokens_in
 from rlgraph.backends.worker.function_trials import first_row
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_or_none
-from rlgraph.conversations import Example
+from rlgraph.conversations import Example, OddRow, example_of_format
 from rlgraph.data import BatchReader
 from rlgraph.dsl.columns import find_episode_uses, find_prompt_uses
 from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
 from rlgraph.ir.graph import Program
-from rlgraph.ops import attribute_value
+from rlgraph.ops import NODES, attribute_value
 from rlgraph.user_code import Environment
 
 PLAIN_PROMPT = "W0520"
@@ -49,20 +49,21 @@ def plain_prompt_warnings(
         key = use.source, use.column, program.original_model(program.model(use.model)).name
         row = first_row(readers, use.source)
         if key not in found and row is not None:
-            found[key] = plain_prompt_warning(use, value_or_none(row[1], use.column), models[use.model].engine)
+            found[key] = plain_prompt_warning(use, row[1], models[use.model].engine)
     return [warning for warning in found.values() if warning is not None]
 
 
-def plain_prompt_warning(use: PromptUse, prompt: Any, engine: Any) -> Diagnostic | None:
-    """Return the warning for a prompt; None where it is no plain text, or the model is not one that chats. engine: has
-    a `codec` and a `spec`."""
-    if not isinstance(prompt, str) or (use.shape is not None and use.column != use.shape.prompt):
+def plain_prompt_warning(use: PromptUse, row: Mapping[str, Any], engine: Any) -> Diagnostic | None:
+    """Return the warning for the prompt of a row; None where it is no plain text, or the model is not one that chats.
+    engine: has a `codec` and a `spec`."""
+    prompt = _prompt(use, row)
+    if not isinstance(prompt, str):
         return None
     codec: Codec = engine.codec
     if not _chats(codec, response_end_ids(engine.spec, codec)) or _is_written(codec, prompt):
         return None
     text = json.dumps(prompt if len(prompt) <= _SHOWN else f"{prompt[:_SHOWN]}...", ensure_ascii=False)
-    hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}'
+    hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}{_call_with_message(use)}'
     warning = Diagnostic(
         PLAIN_PROMPT,
         f"`{use.model}` is a chat model, and `{use.column}` of `{use.source}` is plain text: its chat template is not "
@@ -71,6 +72,27 @@ def plain_prompt_warning(use: PromptUse, prompt: Any, engine: Any) -> Diagnostic
         f"{hint}; where plain text is meant, end the line with `# allow {PLAIN_PROMPT}`",
     )
     return None if is_allowed(warning) else warning
+
+
+def _call_with_message(use: PromptUse) -> str:
+    """Return how the program itself makes a message of the texts; empty where it cannot."""
+    message = f"user({use.source}.{use.column})"
+    if use.shape is not None:
+        return f", or `encode({message}, {use.source}.{use.shape.answer})` in the program"
+    return "" if NODES[use.node.op].foreign else f", or ask `{message}` in the program"
+
+
+def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Any:
+    """Return what the model reads before its answer; None where there is nothing. A text whose answer is messages is
+    read as a message itself."""
+    if use.shape is None:
+        return value_or_none(row, use.column)
+    if use.column != use.shape.prompt:
+        return None
+    try:
+        return example_of_format(row, use.shape, whole=use.whole).prompt
+    except OddRow:  # Whoever reads it says what is wrong.
+        return None
 
 
 def _chats(codec: Codec, ends: Iterable[int]) -> bool:

@@ -18,7 +18,7 @@ from rlgraph.user_code.function_declarations import OPTIONS as FUNCTION_OPTIONS
 
 UNFITTING = "E0791"
 _BY_ENDING = ("jsonl", "parquet")
-"""Sources that are called as the endings of their files."""
+"""Sources of one file, which are called as its ending."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -40,7 +40,7 @@ def _data_source(value: str) -> str:
     path, ending = Path(value), Path(value.partition(":")[0]).suffix[1:]
     if ending == "py" and ":" in value:
         return "python"
-    if ending in _BY_ENDING:
+    if ending in _BY_ENDING and "*" not in value:
         return ending
     if _HUB_NAME.fullmatch(value) and not path.exists() and not path.suffix:
         return "hub"

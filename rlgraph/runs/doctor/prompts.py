@@ -67,7 +67,7 @@ def prompt_findings(
         more = f", {count_phrase(learned, 'token')} of them with loss" if use.shape else ""
         message = f"the first {what} as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
         yield Finding("ok", subject, message, shown=(*_text(codec, ids), *_tokens(codec, ids)))
-        if (warning := plain_prompt_warning(use, prompt, models[use.model].engine)) is not None:
+        if (warning := plain_prompt_warning(use, row, models[use.model].engine)) is not None:
             yield finding_of(warning, subject)
 
 
@@ -140,7 +140,7 @@ def reward_findings(
         yield Finding("note", name, _why_not_called(program, name, rows))
         return
     source, codec = trial.use.source, next(iter(codecs.values()), None)
-    answers = [MADE_UP, *[""] * (trial.answer_count(2) - 1)]
+    answers = [MADE_UP, *[""] * (trial.answer_count - 1)]
     called = [f"{kind} answer to {trial.row}" for kind in ("a made-up", *["an empty"] * (len(answers) - 1))]
     judged = trial.call_function(answers, called, codec.encode_text if codec else None)
     given = zip(answers[:2], judged.columns[0], judged.states, strict=False)
