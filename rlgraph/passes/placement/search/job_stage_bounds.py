@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.candidates import Choices
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 NEAR = 1 / 16
 """The share of a range of sizes to which the least that a pool needs is found."""
@@ -79,21 +81,28 @@ class JobStageBounds:
         fit = self.bounds.fitting_candidates(block, devices)
         if fit is None:
             return None
-        durations = {number: candidates.least_task_seconds for number, candidates in fit.items()}
-        seconds = self.problem.job_seconds(durations, [0.0] * len(self.problem.sync_pairs))
-        return [sum(seconds[job] for job in stage) for stage in self.problem.job_stages]
+        return stage_seconds(self.problem, fit)
 
     def weight_arrival_seconds(self, blocks: Blocks, places: Sequence[int]) -> list[float]:
         """Return the least seconds of each stage until its new weights have arrived."""
         choices = self.bounds.candidates_by_component(blocks, self.boxes.pool_device_counts(blocks, places)) or {}
-        home = self.problem.make_colocation(blocks).pool_of_component
-        waits = [
-            self.bounds.fastest_sync_seconds(source, target, choices, home)[0]
-            for source, target in self.problem.sync_pairs
-        ]
-        return [
-            max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.job_stages
-        ]
+        return arrival_seconds(self.bounds, blocks, choices)
+
+
+def stage_seconds(problem: PlacementProblem, choices: Choices) -> list[float]:
+    """Return the least seconds that a pool of some components is busy in each stage."""
+    durations = {number: candidates.least_task_seconds for number, candidates in choices.items()}
+    seconds = problem.job_seconds(durations, [0.0] * len(problem.sync_pairs))
+    return [sum(seconds[job] for job in stage) for stage in problem.job_stages]
+
+
+def arrival_seconds(bounds: Bounds, blocks: Blocks, choices: Choices) -> list[float]:
+    """Return the least seconds of each stage until its new weights have arrived."""
+    home = bounds.problem.make_colocation(blocks).pool_of_component
+    waits = [
+        bounds.fastest_sync_seconds(source, target, choices, home)[0] for source, target in bounds.problem.sync_pairs
+    ]
+    return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in bounds.problem.job_stages]
 
 
 def _most(rows: Sequence[Sequence[float]]) -> list[float]:
