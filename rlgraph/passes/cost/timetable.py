@@ -80,7 +80,7 @@ class TaskOrder:
             if lasting[last] and needed.issubset(order.above[last]):
                 return True
         ended = {*self.after[later]}.union(*(order.above[last] for last in self.after[later]))
-        return task < later and needed.issubset(ended)
+        return (task in self.late, task) < (later in self.late, later) and needed.issubset(ended)
 
 
 def start_times(order: TaskOrder, seconds: Sequence[float], pools: Pools) -> list[float]:

@@ -4,6 +4,7 @@ steps."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -102,10 +103,11 @@ def test_the_bound_does_not_fall_when_a_task_takes_longer(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_pools_serve_first_is_known_before(seed: int) -> None:
-    """For whatever tasks take that take any time."""
+    """For whatever tasks take that take any time; also where some let others go first that ask at the same time."""
     order, some, pools = random_order(seed)
-    served = order.with_pool_order(pools, [length > 0 for length in some])
     dice = random.Random(-seed)
+    order = replace(order, late=frozenset(number for number in range(len(some)) if dice.random() < seed % 2 / 3))
+    served = order.with_pool_order(pools, [length > 0 for length in some])
     for _ in range(5):
         seconds = [length and float(dice.randint(1, 9)) for length in some]
         found = start_times(order, seconds, pools)

@@ -3,118 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, product
 from operator import attrgetter, le
 from types import MappingProxyType
 
-import numpy as np
-
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.memo import get_or_compute
+from rlgraph.passes.placement.search.candidates import (
+    Candidates,
+    Choices,
+    Devices,
+    PoolOptions,
+    SharedPipelineOptions,
+    column_minima,
+)
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
-from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
 from rlgraph.passes.placement.search.fused_pipelines import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
 from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.pool_knapsack import PoolKnapsack
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.strategy import Ranks
-
-Devices = tuple[tuple[tuple[int, ...], int], ...]
-"""Node groups, one or several joined into one, with the most devices there."""
-
-
-class Candidates:
-    """Options of one component, any of which may be chosen: fastest first, at least one. What bounds ask of them is
-    computed once."""
-
-    def __init__(self, options: Sequence[Option], devices: Devices = ()) -> None:
-        """devices: where these are all options that there may be."""
-        self.options, self.devices = options, devices
-        self.brought: dict[tuple[Candidates, bool], tuple[float, Sequence[float]]] = {}
-        """The transfers of weights from these to others, which may share their pool."""
-        self.fastest: dict[tuple[object, ...], float] = {}
-        """The fastest of these to one split of another component, which may share their pool."""
-
-    @cached_property
-    def least_task_seconds(self) -> Sequence[float]:
-        """The least seconds of each task."""
-        return (
-            self.options[0].seconds
-            if len(self.options) == 1
-            else column_minima([option.seconds for option in self.options])
-        )
-
-    @cached_property
-    def most_replicas(self) -> int:
-        """The largest number of replicas of an option."""
-        return max(option.copies for option in self.options)
-
-    @cached_property
-    def least_on_host(self) -> Option:
-        """The option that puts the fewest bytes into a host's memory."""
-        return min(self.options, key=attrgetter("host"))
-
-    @cached_property
-    def needed_bytes(self) -> np.ndarray:
-        """What each option needs at its fullest moment, what stays, and what it puts into a host's memory: bytes
-        [3, options]."""
-        return np.array([[option.peak, option.resident, option.host] for option in self.options]).T
-
-    @cached_property
-    def have_fixed_caches(self) -> bool:
-        """Whether each option has one cache, or none."""
-        return all(option.has_fixed_cache for option in self.options)
-
-    @cached_property
-    def candidates_by_split(self) -> Sequence[Candidates]:
-        """The options in groups whose splits are equal for transfers of weights, which do not depend on the rest."""
-        groups: dict[tuple[object, ...], list[Option]] = {}
-        for option in self.options:
-            groups.setdefault(option.split.weights, []).append(option)
-        return [self] if len(groups) == 1 else [Candidates(group) for group in groups.values()]
-
-
-Choices = Mapping[int, Candidates]
-"""The candidates of each component."""
-
-
-class SharedPipelineOptions:
-    """Options of one split of a component that shares its pipeline with others."""
-
-    def __init__(self, options: Sequence[Option], seconds: Sequence[Sequence[float]]) -> None:
-        """seconds: the least seconds of the tasks of each option."""
-        self.options, self.seconds = options, seconds
-        self.least = column_minima(seconds)
-        """The least seconds of each task."""
-
-    @cached_property
-    def fastest_option(self) -> Option:
-        """An option that none of them beats at any task."""
-        return self.options[0].with_pipeline_seconds(self.least)
-
-    @cached_property
-    def undominated_candidates(self) -> Candidates:
-        """The options that no other one dominates, each with its least seconds."""
-        seconds_of = dict(zip(self.options, self.seconds, strict=True))
-        lasting = [option.with_pipeline_seconds(seconds_of[option]) for option in undominated_in_pipeline(self.options)]
-        return Candidates(sorted(lasting, key=attrgetter("order")))
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """The options of the components of one pool."""
-
-    choices: Choices
-    unshared: Choices
-    """The options where no training shares its pipeline with another one."""
-    shared: Mapping[int, Mapping[Ranks, SharedPipelineOptions]]
-    """For components that may share their pipeline, the options where they do, by how all of a pipeline are split."""
 
 
 class Bounds:
     """The bounds of one problem."""
+
+    counts_memory = True
+    """Whether each component keeps what its candidates say, and does so in one pool."""
 
     def __init__(self, problem: PlacementProblem, incumbent: Incumbent, way: int = 0) -> None:
         """way: the index among the problems that are searched together."""
@@ -124,6 +41,8 @@ class Bounds:
         self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], PoolOptions | None] = {}
         self._lasting: dict[tuple[object, ...], SharedPipelineOptions] = {}
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
+        self.knapsacks: dict[tuple[object, ...], PoolKnapsack] = {}
+        """The knapsacks of pools, by what they depend on."""
 
     def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
         """Return the candidates of all components, with so many devices of each pool; None if a pool cannot hold its
@@ -271,9 +190,11 @@ class Bounds:
         devices: Sequence[int],
         choices: Choices,
         taken: Mapping[int, Sequence[float]] = MappingProxyType({}),
+        in_order: bool = False,
     ) -> float:
         """Return a bound by which each transfer of weights is as fast as the fastest pair of options makes it, too.
-        devices: the fewest of each pool. taken: seconds of the tasks of some components."""
+        devices: the fewest of each pool. taken: seconds of the tasks of some components. in_order: whether the order
+        in which pools serve requests counts: not where trainings share pipelines."""
         self.problem.options.bounds_computed += 1
         colocation = self.problem.make_colocation(blocks)
         durations = {number: candidates.least_task_seconds for number, candidates in choices.items()}
@@ -287,14 +208,15 @@ class Bounds:
             if colocation.group_transfers
             else {}
         )
+        order = self.problem.request_order(blocks) if in_order else None
         return self.problem.objective_value(
-            self.problem.least_step_seconds(durations, syncs, colocation, copies), blocks, devices
+            self.problem.least_step_seconds(durations, syncs, colocation, copies, order), blocks, devices
         )
 
-    def sharp_bound(self, blocks: Blocks, devices: Sequence[int], choices: Choices) -> float:
+    def sharp_bound(self, blocks: Blocks, devices: Sequence[int], choices: Choices, in_order: bool = False) -> float:
         """Return a better bound, with one split for all that a component does. Weights that are brought tie two
         components together: the split of the one that trains decides how fast they come."""
-        bound = self.loose_bound(blocks, devices, choices)
+        bound = self.loose_bound(blocks, devices, choices, in_order=in_order)
         home = self.problem.make_colocation(blocks).pool_of_component
         source = next(
             (source for source, target in self.problem.sync_pairs if self.may_wait_for_weights(target, home)), None
@@ -312,7 +234,7 @@ class Bounds:
             for together in _together(ends, home)
         ]
         return min(
-            self.loose_bound(blocks, devices, {**choices, source: split})
+            self.loose_bound(blocks, devices, {**choices, source: split}, in_order=in_order)
             for split in self.undominated_splits(choices[source], targets)
         )
 
@@ -401,8 +323,3 @@ def _together(ends: tuple[int, int], home: Mapping[int, int]) -> list[bool]:
     """Return whether two components share a pool; both answers, where one of them has none yet."""
     pools = [home.get(component) for component in ends]
     return [True, False] if None in pools else [pools[0] == pools[1]]
-
-
-def column_minima(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the least value of each column."""
-    return [min(column) for column in zip(*rows, strict=True)]

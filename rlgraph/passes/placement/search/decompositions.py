@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, column_minima
+from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.candidates import Candidates, Choices, column_minima
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent
@@ -65,6 +66,8 @@ class DecompositionBounds(Bounds):
     """Bounds of partitions of the parted problem without its readers that hold for all ways: the readers run at the
     same time as everything else, with weights that are there, as fast as they could anywhere, separate from training or
     with it."""
+
+    counts_memory = False
 
     def __init__(self, ways: Decompositions, incumbent: Incumbent) -> None:
         super().__init__(_Open(*ways.fully_split_problem.constructor_arguments), incumbent, -1)

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from operator import is_, le
 
 from rlgraph.passes.cost.fused_pipelines import estimated_seconds, lower_bound_seconds
-from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
+from rlgraph.passes.cost.peak_memory import TIGHT
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, Choices, SharedPipelineOptions
+from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.candidates import Candidates, Choices, SharedPipelineOptions
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.fused_pipelines import Pieces
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.memory_bounds import MemoryBounds
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import device_peak_bytes
 from rlgraph.passes.placement.search.progress import SearchProgress
@@ -31,6 +33,10 @@ FEW = 32
 LONG = 8
 """After so many ranges that were given up the next one gets `MOST_TRIES`, and those after it as long as that is enough:
 where hardly any size matters, halves are as hard to tell apart as the whole."""
+
+
+LEFT = 2
+"""Components without an option, from which on what is left gets bounds of memory of its own."""
 
 
 class TryBudget:
@@ -65,9 +71,7 @@ class AllocationSearch:
         self.blocks, self.devices, self.most = blocks, devices, most
         self.problem, self.incumbent = bounds.problem, bounds.incumbent
         self.colocation = self.problem.make_colocation(blocks)
-        usable_bytes = [
-            usable_device_bytes(self.problem.pool_node_group(block), self.problem.constants) for block in blocks
-        ]
+        usable_bytes = self.problem.usable_pool_bytes(blocks)
         self.pool_room_bytes = usable_bytes if tight else [TIGHT * room for room in usable_bytes]
         self.host_room_bytes = [
             self.problem.options.offload_room(self.problem.pool_node_group(block)) for block in blocks
@@ -123,9 +127,9 @@ class AllocationSearch:
         late.append(seconds)
         return True
 
-    def choose_options(self, chosen: dict[int, Option], choices: Choices) -> None:
+    def choose_options(self, chosen: dict[int, Option], choices: Choices, memory: MemoryBounds | None = None) -> None:
         """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of
-        all components."""
+        all components. memory: bounds of these choices and others; None at first."""
         self.tries_left -= 1
         self.watch.check_time(self.incumbent.value_and_gap)
         if len(choices) < len(self.sequence):
@@ -135,7 +139,7 @@ class AllocationSearch:
             return
         if self.devices == self.most and not self.hosts_have_room(choices):
             return
-        value = self.bounds.sharp_bound(self.blocks, self.devices, choices)
+        value, memory = self.bound(chosen, choices, memory)
         if value >= self.incumbent.good_enough_bound():
             self.incumbent.note_pruned(value)
             return
@@ -154,7 +158,7 @@ class AllocationSearch:
         if wide is not None:
             for half in choices[wide].options[0].cache_range_halves:
                 part = self.remaining_choices(wide, {**chosen, wide: half}, choices)
-                self.choose_options({**chosen, wide: half}, part)
+                self.choose_options({**chosen, wide: half}, part, memory)
             return
         if len(chosen) == len(self.sequence):
             chosen = {number: _with_largest_cache(choices[number].options[0]) for number in chosen}
@@ -171,17 +175,37 @@ class AllocationSearch:
                 self.incumbent.note_pruned(value)
             return
         number = self.sequence[len(chosen)]
-        for option in choices[number].options:
+        values = None if memory is None else memory.least_values_with(number, choices)
+        for index, option in enumerate(choices[number].options):
             if self.is_apart(number, option, chosen):
                 continue
+            if values is not None and values[index] >= self.incumbent.good_enough_bound():
+                self.incumbent.note_pruned(float(values[index]))
+                continue
             chosen[number] = option
-            self.choose_options(chosen, self.remaining_choices(number, chosen, choices))
+            self.choose_options(chosen, self.remaining_choices(number, chosen, choices), memory)
             del chosen[number]
             if value >= self.incumbent.good_enough_bound():
                 self.incumbent.note_pruned(value)
                 return
             if not self.fathomed:
                 return
+
+    def bound(
+        self, chosen: Mapping[int, Option], choices: Choices, memory: MemoryBounds | None
+    ) -> tuple[float, MemoryBounds | None]:
+        """Return what no plan of these choices can beat, and bounds of memory for part of them."""
+        enough = self.incumbent.good_enough_bound()
+        value = 0.0 if memory is None else memory.least_value(choices)
+        if value < enough:
+            value = max(value, self.bounds.sharp_bound(self.blocks, self.devices, choices, not self.pieces))
+        if value >= enough:
+            return value, memory
+        if memory is None:
+            memory = MemoryBounds(self.bounds, self.blocks, self.devices, choices, self.pool_room_bytes)
+        elif len(chosen) + LEFT <= len(self.sequence):
+            memory = memory.narrowed(choices, self.sequence[len(chosen) - 1])
+        return max(value, memory.value), memory
 
     def hosts_have_room(self, choices: Choices) -> bool:
         """Return whether pools that share a node may have room in its host's memory, with the options that need least

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
-from rlgraph.passes.placement.search.bounds import Bounds, Choices
+from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.candidates import Choices
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 NEAR = 1 / 16
 """The share of a range of sizes to which the least that a pool needs is found."""
@@ -36,7 +38,9 @@ class JobStageBounds:
                 # A pool cannot hold its components, not even with the most devices that it may have.
                 return None
             most = [self.pool_stage_seconds(block, place) for block, place in zip(blocks, tops, strict=True)]
-            others = _most([self.weight_arrival_seconds(blocks, choices), *(each for each in most if each is not None)])
+            others = _most(
+                [arrival_seconds(self.bounds, blocks, choices), *(each for each in most if each is not None)]
+            )
             lows = []
             for block, bottom, top in zip(blocks, low, high, strict=True):
                 least, lost = self.smallest_size_index(block, bottom, top, others)
@@ -83,20 +87,23 @@ class JobStageBounds:
         fit = self.bounds.fitting_candidates(block, devices)
         if fit is None:
             return None
-        durations = {number: candidates.least_task_seconds for number, candidates in fit.items()}
-        seconds = self.problem.job_seconds(durations, [0.0] * len(self.problem.sync_pairs))
-        return [sum(seconds[job] for job in stage) for stage in self.problem.job_stages]
+        return stage_seconds(self.problem, fit)
 
-    def weight_arrival_seconds(self, blocks: Blocks, choices: Choices) -> list[float]:
-        """Return the least seconds of each stage until its new weights have arrived."""
-        home = self.problem.make_colocation(blocks).pool_of_component
-        waits = [
-            self.bounds.fastest_sync_seconds(source, target, choices, home)[0]
-            for source, target in self.problem.sync_pairs
-        ]
-        return [
-            max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in self.problem.job_stages
-        ]
+
+def stage_seconds(problem: PlacementProblem, choices: Choices) -> list[float]:
+    """Return the least seconds that a pool of some components is busy in each stage."""
+    durations = {number: candidates.least_task_seconds for number, candidates in choices.items()}
+    seconds = problem.job_seconds(durations, [0.0] * len(problem.sync_pairs))
+    return [sum(seconds[job] for job in stage) for stage in problem.job_stages]
+
+
+def arrival_seconds(bounds: Bounds, blocks: Blocks, choices: Choices) -> list[float]:
+    """Return the least seconds of each stage until its new weights have arrived."""
+    home = bounds.problem.make_colocation(blocks).pool_of_component
+    waits = [
+        bounds.fastest_sync_seconds(source, target, choices, home)[0] for source, target in bounds.problem.sync_pairs
+    ]
+    return [max((waits[job] for job in stage if job < len(waits)), default=0.0) for stage in bounds.problem.job_stages]
 
 
 def _most(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from rlgraph.passes.placement.search.allocation_boxes import Box
-from rlgraph.passes.placement.search.bounds import Bounds, Candidates, PoolOptions
+from rlgraph.passes.placement.search.bounds import Bounds
+from rlgraph.passes.placement.search.candidates import Candidates, PoolOptions
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
@@ -132,6 +133,8 @@ class _OffloadBounds(Bounds):
     """Bounds in which some components leave all memory to others, and one of them has to be brought back for its
     work."""
 
+    counts_memory = False
+
     def __init__(
         self, problem: PlacementProblem, incumbent: Incumbent, free: frozenset[int] | None, resting: int | None
     ) -> None:
@@ -175,6 +178,8 @@ class _OffloadBounds(Bounds):
 
 class _JointOffloadBounds(DecompositionBounds):
     """Bounds for all ways in which all components leave all memory to others."""
+
+    counts_memory = False
 
     def least_resident_bytes(self, number: int, options: Sequence[Option]) -> float:
         return 0.0

@@ -66,7 +66,8 @@ class Options(Strategies):
         self.hosts = hosts or offload or host_optimizer
         """Whether anything may be in the hosts' memory."""
         self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
-        self.options_made = self.options_compared = self.bounds_computed = 0
+        self.options_made = self.options_compared = 0
+        self.bounds_computed = 0.0
         """How many options were made, how many were compared with others, and how many bounds were computed of them."""
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from math import ceil
 from types import MappingProxyType
 from typing import Literal
@@ -13,7 +14,7 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.peak_memory import TIGHT, usable_device_bytes
 from rlgraph.passes.cost.predict import cross_node_group_rows_cost, host_work_cost
 from rlgraph.passes.cost.task import Task
-from rlgraph.passes.cost.timetable import TaskOrder, makespan, pool_task_chains, step_seconds_lower_bound
+from rlgraph.passes.cost.timetable import Chains, TaskOrder, makespan, pool_task_chains, step_seconds_lower_bound
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.colocation import Blocks, Colocation, Copies, NodeGroupTransfer, PartitionBlock
@@ -63,6 +64,7 @@ class PlacementProblem:
         self.fusing = make_pipeline_sharing(components, pairs, [task.op for task in options.tasks], options.constants)
         self._joined: dict[Pieces, TaskOrder] = {}
         self._colocations: dict[Blocks, Colocation] = {}
+        self._request_orders: dict[Blocks, tuple[TaskOrder, Chains]] = {}
         self._syncs: dict[tuple[object, ...], float] = {}
         self._known_syncs: dict[tuple[object, ...], float] = {}
         component_numbers = {
@@ -140,6 +142,21 @@ class PlacementProblem:
         ]
         count = len(self.sync_pairs)
         return self.job_order.with_pool_order([*[()] * count, *pools], [*[False] * count, *takes_time])
+
+    def request_order(self, blocks: Blocks) -> tuple[TaskOrder, Chains]:
+        """Return the order of the jobs with that in which each pool does what it has to do, as far as it does not
+        depend on seconds, where no trainings share a pipeline; and its chains."""
+
+        def compute() -> tuple[TaskOrder, Chains]:
+            pools, count = self.make_colocation(blocks).pools_of_job, len(self.sync_pairs)
+            takes_time = [
+                component is not None or seconds > 0
+                for component, seconds in zip(self.component_of, self.host_task_seconds, strict=True)
+            ]
+            order = self.job_order.with_pool_order(pools, [*[False] * count, *takes_time])
+            return order, pool_task_chains(order, pools, 1 + max(chain.from_iterable(pools), default=0))
+
+        return get_or_compute(self._request_orders, blocks, compute)
 
     @cached_property
     def job_stages(self) -> tuple[tuple[int, ...], ...]:
@@ -316,6 +333,10 @@ class PlacementProblem:
             self.cluster.join_node_groups(block.islands) if block.other_islands else self.cluster.islands[block.island]
         )
 
+    def usable_pool_bytes(self, blocks: Blocks) -> list[float]:
+        """Return the usable bytes of a device of each pool."""
+        return [usable_device_bytes(self.pool_node_group(block), self.constants) for block in blocks]
+
     def objective_value(self, seconds: float, blocks: Blocks, devices: Sequence[int]) -> float:
         """Return what is minimized."""
         return seconds if self.goal == "time" else seconds * self.dollars_per_second(blocks, devices)
@@ -326,12 +347,12 @@ class PlacementProblem:
         syncs: Sequence[float],
         colocation: Colocation,
         copies: Copies = MappingProxyType({}),
+        ordered: tuple[TaskOrder, Chains] | None = None,
     ) -> float:
-        """Return seconds that no order of the jobs can beat."""
+        """Return seconds that no order of the jobs can beat; ordered: that none can in which pools keep to this one."""
         seconds = self.job_seconds(durations, syncs, self.row_travel_seconds(colocation, copies))
-        return self.steady_step_seconds(
-            step_seconds_lower_bound(self.tasks_with_pool_order, seconds, colocation.chains), seconds, colocation
-        )
+        order, chains = ordered or (self.tasks_with_pool_order, colocation.chains)
+        return self.steady_step_seconds(step_seconds_lower_bound(order, seconds, chains), seconds, colocation)
 
     def step_seconds(
         self,

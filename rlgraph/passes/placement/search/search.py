@@ -30,6 +30,7 @@ from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSe
 from rlgraph.passes.placement.search.heterogeneous_meshes import try_heterogeneous_meshes
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
+from rlgraph.passes.placement.search.memory_bounds import MemoryBounds
 from rlgraph.passes.placement.search.memory_fit import MemoryFit, with_smallest_cache
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import PlacementProblem
@@ -44,6 +45,9 @@ from rlgraph.passes.placement.search.progress import (
 
 FIRST = 16
 """Partitions of which an allocation is tried before the search, those with the least bounds."""
+
+FIRST_WORK = 0.75
+"""The share of the work of a search after which no more of them are tried before it."""
 
 EVERY = 8
 """One of so many ranges that are halved has an allocation tried."""
@@ -191,6 +195,9 @@ class Search:
                 self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
         incumbent.least_open_bound = heap[0][0] if heap else math.inf
         for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
+            if incumbent.best is not None and self.watch.work_done() > FIRST_WORK * self.watch.most_work.near:
+                # What is left goes into bounds of the others, of which nothing is known yet.
+                break
             translated = self.ways.translate_partition(0, blocks) if self.ways else blocks
             self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
         if incumbent.best is None and not self.keep_plan_that_fits() and not self.ways:
@@ -385,7 +392,13 @@ class Search:
         low, high = self.bounded_range(blocks, box)
         bounds = self.bounds[way]
         choices = bounds.candidates_by_component(blocks, high)
-        return math.inf if choices is None else bounds.sharp_bound(blocks, low, choices)
+        if choices is None:
+            return math.inf
+        value = bounds.sharp_bound(blocks, low, choices)
+        if not bounds.counts_memory or value >= self.incumbent.good_enough_bound():
+            return value
+        rooms = bounds.problem.usable_pool_bytes(blocks)
+        return max(value, MemoryBounds(bounds, blocks, low, choices, rooms).value)
 
     def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
         """Look for the best options of an allocation, or of all between two, and keep them if they beat the best plan.
