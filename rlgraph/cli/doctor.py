@@ -80,7 +80,7 @@ def _of_program(file: str, settings: dict[str, str], form: Format) -> Iterator[F
     except RlgraphError as error:
         show_diagnostics(error.diagnostics, form)
         wrong = count_phrase(len(error.diagnostics), "error")
-        yield Finding("fails", "program", f"{wrong}, as `rlgraph check {file}` says", "mend them first")
+        yield Finding("fails", "program", f"{wrong}, as said above", "mend them first")
         return
     yield Finding("ok", "program", f"algorithm {compiled.name}")
     if LOCAL.missing_package:
