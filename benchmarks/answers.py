@@ -51,6 +51,7 @@ SETTINGS = {
 }
 """The parameters that are models, for each size; the others stay as they ship."""
 USUAL = ("7B", "70B")
+"""The sizes that are compiled unless others are asked for."""
 BAR_S = 10.0
 """Seconds within which there has to be an answer."""
 MOST_S = 120

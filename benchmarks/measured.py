@@ -430,8 +430,8 @@ def _train(row: Row) -> Experiment:
         does = f"    minibatch pairs(parts={parts}):\n    {inner}\n    report length = mean(answer.length)"
     else:
         does += "\n    report loss = loss"
-    found = _over_rows(row, "train", does)
-    return replace(_with_controller(row, found), slowest=_slowest(row, parts, found)) if _of_verl(row) else found
+    found = _with_controller(row, _over_rows(row, "train", does))
+    return replace(found, slowest=_slowest(row, parts, found)) if _of_verl(row) else found
 
 
 def _of_verl(row: Row) -> bool:
@@ -439,7 +439,9 @@ def _of_verl(row: Row) -> bool:
 
 
 def _with_controller(row: Row, found: Experiment) -> Experiment:
-    """Rows travel within a phase of verl. With FSDP each device has rows of its own."""
+    """Add the seconds in which rows travel within a phase of verl. With FSDP each device has rows of its own."""
+    if not _of_verl(row):
+        return found
     facts = _Facts(row)
     replicas = facts.devices if row.engine == "fsdp" else facts.dp
     seconds = Controller().seconds(row.phase, facts.rows, row.number("longest"), replicas, facts.devices // replicas)
@@ -458,8 +460,8 @@ def _slowest(row: Row, parts: int, found: Experiment) -> float:
 
 def _logprobs(row: Row) -> Experiment:
     """Rows that are read by the engine that trains, for old log-probabilities or those of a reference."""
-    found = _over_rows(row, "forward", "    old = actor.logprobs(answer)\n    report old = mean(old)")
-    return _with_controller(row, found) if _of_verl(row) else found
+    read = _over_rows(row, "forward", "    old = actor.logprobs(answer)\n    report old = mean(old)")
+    return _with_controller(row, read)
 
 
 def _over_rows(row: Row, kind: WorkKind, does: str) -> Experiment:

@@ -303,7 +303,7 @@ class DecodeStepCost:
         )
         """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
-        self.above = largest_excess(ranks) if ranks > 1 else 0.0
+        self.above = largest_excess(ranks)
         self.experts = work.expert_parameter_count(shape) * config.item_bytes / ranks / bandwidth
         """Seconds to read all experts of a rank, where ranks have whole experts."""
         token_bytes = cache_bytes_per_token(config, deployment)

@@ -87,18 +87,23 @@ def trained_tensor_count(shape: Shape, kind: ModelKind) -> int:
 
 def expert_parameter_count(shape: Shape) -> int:
     """Return the parameters of the experts of all layers together, without shared experts."""
-    return shape.expert_layer_count * shape.experts * 3 * shape.hidden * shape.ffn
+    return shape.expert_layer_count * shape.experts * _one_expert_count(shape)
 
 
 def chosen_parameter_count(shape: Shape) -> int:
     """Return the parameters of the experts of one token in a layer, without shared experts."""
-    return shape.experts_per_token * 3 * shape.hidden * shape.ffn
+    return shape.experts_per_token * _one_expert_count(shape)
+
+
+def _one_expert_count(shape: Shape) -> int:
+    """Return the parameters of one expert of a layer: three matrices."""
+    return 3 * shape.hidden * shape.ffn
 
 
 @cache
 def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     """Return the parameters that one token uses, with only its own experts."""
-    idle = expert_parameter_count(shape) // max(1, shape.experts) * (shape.experts - shape.experts_per_token)
+    idle = expert_parameter_count(shape) - shape.expert_layer_count * chosen_parameter_count(shape)
     return parameter_count(shape, kind) - idle
 
 
