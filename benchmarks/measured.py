@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from benchmarks.older_vllm import ROW
+from benchmarks.older_vllm import IN_2024, ROW
 from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
@@ -71,6 +71,7 @@ FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     ("vllm", r"^(?!.*silybench)", ROW),
+    ("vllm", r"speed_benchmark\.rst|performance-benchmark/builds/9515", IN_2024),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
@@ -84,7 +85,8 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. Only silybench's vLLM is as new as the one here; NeMo-RL's is not known, and taken for an older one.
+and to clip it. Only silybench's vLLM is as new as the one here, and two sources' is of 2024; NeMo-RL's is not known, and
+taken for an older one.
 When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
 
 WHOLE_EXPERTS = (
