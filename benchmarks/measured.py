@@ -85,9 +85,9 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. Only silybench's vLLM is as new as the one here, and two sources' is of 2024; NeMo-RL's is not known, and
-taken for an older one.
-When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel for each operation."""
+and to clip it. Only silybench's vLLM is as new as the one here, two sources' is of 2024, NeMo-RL's is not known, and
+taken for an older one. When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel
+for each operation."""
 
 WHOLE_EXPERTS = (
     r"NVIDIA-NeMo/(RL|Megatron-Bridge)|nvidia\.com/nemo/rl|seonjinn/RL|Megatron-MoE-ModelZoo|verl_megatron_practice"

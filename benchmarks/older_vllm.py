@@ -14,8 +14,8 @@ from rlgraph.passes.cost.constants import default_constants
 ROW: Mapping[str, float] = {"row": 4.9e-5}
 
 IN_2024: Mapping[str, float] = {"block": 2.4e-4, "row": 3.9e-5}
-"""vLLM 0.6, whose device waits while its host schedules a step and prepares it: seconds of a step, and of each row in it
-(`python benchmarks/peers/vllm_steps.py`, on an AMD EPYC: 0.26, 0.50, 2.28 and 9.89 ms with 1, 8, 64 and 256 rows)."""
+"""vLLM 0.6, whose device waits while its host schedules a step and prepares it: seconds of a step, and of each of its
+rows (`python benchmarks/peers/vllm_steps.py`, on an AMD EPYC: 0.26, 0.50, 2.28 and 9.89 ms of 1, 8, 64 and 256)."""
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """What vLLM's host does between two tokens while the device waits, as vLLM was in 2024: milliseconds of CPU a step.
 
-Its engine of then (V0) asks for a token, waits for it, and only then schedules the next step and prepares what it reads.
-This is its own scheduler, its own preparation of a step and its own sampler, without a GPU: in place of a CUDA graph a
-clock is read, and the logits are always the same few numbers. What is measured here is added to the predictions of rows
-that were measured with such a version (`../older_vllm.py`).
+Its engine of then (V0) asks for a token, waits for it, and only then schedules the next step and prepares what that
+reads. This is its own scheduler, its own preparation of a step and its own sampler, without a GPU: in place of a CUDA
+graph a clock is read, and the logits are always the same few numbers. What is measured here is added to the
+predictions of rows that were measured with such a version (`../older_vllm.py`).
 
     python3 -m venv /tmp/vllm06 && /tmp/vllm06/bin/pip install vllm==0.6.3.post1 transformers==4.45.2
     /tmp/vllm06/bin/python benchmarks/peers/vllm_steps.py --rows 1 8 64 256
