@@ -102,6 +102,30 @@ class HeadTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """What it takes to sample from the likeliest tokens alone (`top_k`, `top_p`), beside what sampling from all does:
+    the logits of so many rows are sorted at a time."""
+
+    logits: int = 1 << 22
+    """Logits that are sorted at a time, at least a row's."""
+    bytes_per_logit: int = 37
+    """For each of them: 25 that operators return, the sorted weights and their columns, sums and what is left, and 12
+    of a second copy that a sort has on a GPU (assumed)."""
+
+    def rows(self, vocab: int) -> int:
+        """Return how many rows are sorted at a time."""
+        return max(1, self.logits // vocab)
+
+    def most_bytes(self, rows: float, vocab: int) -> float:
+        """Return the bytes that this takes where so many rows are sampled together."""
+        return self.bytes_per_logit * min(rows, self.rows(vocab)) * vocab
+
+
+RANKING = Ranking()
+"""All engines sample by the same code."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineMemory:
     """The memory that an engine holds beside weights, activations and moments."""
 

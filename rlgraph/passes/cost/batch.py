@@ -35,6 +35,8 @@ class Batch:
     """How many adjacent rows begin with the same prompt, on average, where the node reads their tokens."""
     kept_bytes: float = 0.0
     """Bytes of kept tokens that come with each token that carries loss."""
+    ranks: bool = False
+    """Whether tokens are sampled from the likeliest alone, which takes their order."""
     requests: int = 1
     """How many steps' rows a replica samples without a break in between, where newer weights come to rows that go
     on."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from rlgraph.backends.enginespec.memory import GrowingCache, ReservedCache
+from rlgraph.backends.enginespec.memory import RANKING, GrowingCache, ReservedCache
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.ir.dtypes import ITEM_BYTES
 from rlgraph.passes.cost import latent_attention, work
@@ -95,8 +95,8 @@ class _Reserving(MemoryModel):
                 # Keys and values are made from the cache for as many tokens of a prompt.
                 remade = shape.heads * (shape.head_dim + shape.latent.plain + shape.latent.values) / deployment.tp
                 prefill += min(gathered, rows * width) * remade * item
-        # Each rank has the logits of the whole vocabulary: plain, less the largest, and summed.
-        logits = (12.0 + item * (item < 4)) * rows * shape.vocab
+        # Each rank has the logits of the whole vocabulary.
+        logits = _sampling_bytes(rows, shape.vocab, item, any(batch.ranks for batch in self.batches))
         stays = BytesByUse(
             (
                 ("weights", weights),
@@ -183,8 +183,7 @@ class _Growing(MemoryModel):
         grown = BytesByUse(
             (("cache", cache + kv / shape.layers * rows * before), ("logits", float(item) * rows * shape.vocab))
         )
-        # Logits exist in float32, less the largest, and summed.
-        sampled = BytesByUse((("cache", cache), ("logits", (12.0 + item * (item < 4)) * rows * shape.vocab)))
+        sampled = BytesByUse((("cache", cache), ("logits", _sampling_bytes(rows, shape.vocab, item, batch.ranks))))
         if shape.latent:
             numbers = latent_attention.rebuilt_elements_per_token(
                 shape, shape.latent, self.deployment.on_cpu and self.config.dtype != "bfloat16"
@@ -200,6 +199,12 @@ def generation_memory_model(config: ModelConfig, deployment: Deployment, batches
     if isinstance(cache, GrowingCache):
         return _Growing(config, deployment, batches, cache)
     return _Reserving(config, deployment, batches, cache)
+
+
+def _sampling_bytes(rows: float, vocab: int, item: int, ranks: bool) -> float:
+    """Return what it takes to sample a token for each row: logits as they come, in float32, less the largest, and
+    summed. item: bytes of a logit as it comes. ranks: tokens are sampled from the likeliest alone."""
+    return (12.0 + item * (item < 4)) * rows * vocab + (RANKING.most_bytes(rows, vocab) if ranks else 0.0)
 
 
 def _room(first: float, needed: float) -> tuple[float, float]:

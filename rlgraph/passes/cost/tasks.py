@@ -389,7 +389,8 @@ class _TaskList:
             played = list(attribute_value(node, "models")) if NODES[node.op].foreign else []
             episodes = node_episodes(node, self.program, self.workload, self.elsewhere.get(user_code_of(node), 0))
             asked = prompt_lengths(self.types[node.inputs[1]], self.lengths, self.workload.prompt)
-            batch = replace(batch, prompt=asked, episodes=episodes)
+            ranks = node.attr("top_k") > 0 or node.attr("top_p") < 1
+            batch = replace(batch, prompt=asked, episodes=episodes, ranks=ranks)
             yield batch
             # A model plays each of its players in a sequence of its own; the environment answers once.
             yield from [replace(batch, episodes=None)] * (played.count(played[0]) - 1 if played else 0)
