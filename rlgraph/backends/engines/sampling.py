@@ -142,7 +142,7 @@ def _restrict(weights: Tensor, sampling: Sampling) -> None:
             block.copy_(without_unlikely(block, sampling.min_p))
         if not sampling.top_k and sampling.top_p == 1:
             continue
-        if block.is_cuda:
+        if block.device.type != "cpu":
             _restrict_sorted(block, sampling)
             continue
         # A sort of the whole vocabulary takes longer than all else that is done for a token.
