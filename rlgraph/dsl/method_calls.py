@@ -302,8 +302,13 @@ def sample_rows(
         attrs.pop("support", None)
     if not attrs["min_p"]:
         del attrs["min_p"]
-    if isinstance(attrs.get("stop"), str):
-        attrs["stop"] = (attrs["stop"],)
+    stops = attrs.get("stop")
+    if isinstance(stops, str):
+        attrs["stop"] = stops = (stops,)
+    if isinstance(stops, tuple) and "" in stops:
+        place = next(option.value.span for option in expr.options if option.name == "stop")
+        hint = 'write what ends an answer, such as `stop="</answer>"`; without `stop` the model ends it'
+        raise context.statement_error("E0733", "a stop text has no character", place, hint)
     if staleness.steps:
         attrs[staleness.option_name] = staleness.steps
     if kind.spans:
