@@ -308,7 +308,7 @@ def sample_rows(
     if isinstance(stops, tuple) and "" in stops:
         place = next(option.value.span for option in expr.options if option.name == "stop")
         hint = 'write what ends an answer, such as `stop="</answer>"`; without `stop` the model ends it'
-        raise context.statement_error("E0733", "a stop text has no character", place, hint)
+        raise context.statement_error("E0403", "a stop text has no character", place, hint)
     if staleness.steps:
         attrs[staleness.option_name] = staleness.steps
     if kind.spans:

@@ -382,6 +382,14 @@ RECORDS = (
         free=True,
     ),
     NodeOp(
+        "roll",
+        "tensor -> tensor",
+        "batch",
+        "For each row what the row before it has; the first one has that of the last.",
+        "the first row has what the last one has",
+        free=True,
+    ),
+    NodeOp(
         "recent",
         "tensor -> ",
         "batch",

@@ -125,6 +125,7 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
+    monkeypatch.setattr("rlgraph.data.hub.hub_failure", lambda: "")
     spec = declare('data d = hub("openai/gsm8k", config="main", batch=2)')
     assert first(spec, Path()) == [{"prompt": "a"}, {"prompt": "b"}]
     assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": None})]
@@ -139,6 +140,31 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(ProgramError, match=r"help: store it where .*`hf download openai/gsm8k --repo-type dataset`"):
         open_source(declare('data d = hub("openai/gsm8k", split="far")'), SearchFolders(Path()))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    module = types.ModuleType("datasets")
+    module.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)  # type: ignore[attr-defined]
+    stored = {"here": [{"prompt": "a"}]}
+
+    def load_dataset(name: str, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        assert module.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE, "it would ask, and try again and again"
+        if name not in stored:
+            raise ConnectionError(f"Couldn't reach '{name}' on the Hub (OfflineModeIsEnabled)")
+        return stored[name]
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
+    monkeypatch.setattr("rlgraph.data.hub.hub_failure", lambda: "the hub does not answer: no route")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert first(declare('data d = hub("here", batch=1)'), Path()) == stored["here"]
+    message = "'far' cannot be loaded from the hub: it is not stored here, and the hub does not answer: no route"
+    with pytest.raises(ProgramError, match=message):
+        open_source(declare('data d = hub("far")'), SearchFolders(Path()))
+    assert not module.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
 def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Workers) -> None:
