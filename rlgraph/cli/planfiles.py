@@ -76,7 +76,7 @@ def _open(file: str, program: Path | None, cluster: str | None, devices: int, fo
     from rlgraph.runs.planfiles.file import open_plan_file, plan_file_of, read_plan_file
 
     if Path(file).is_dir():
-        from rlgraph.runs.planfiles.of_run import plan_of_run
+        from rlgraph.explain.plan_of_run import plan_of_run
 
         return plan_of_run(Path(file))
     if file.endswith(".json"):
