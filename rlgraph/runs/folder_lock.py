@@ -26,7 +26,7 @@ def lock_folder(metrics: IO[str], path: Path) -> None:
         who = f": process {pid} on {host}" if pid else ""
         hint = "wait for its end, or take another folder with `--out`"
         if host == platform.node():
-            hint = f"{hint}; `kill -INT {pid}` ends it, as Ctrl-C does"
+            hint = f"{hint}; `kill {pid}` ends it, as Ctrl-C does"
         raise UsageMistake(Diagnostic("E0832", f"a run is at work in `{path}`{who}", NO_SPAN, hint)) from None
     except (ImportError, OSError):
         # Some network file systems have no locks.
