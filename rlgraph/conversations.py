@@ -185,7 +185,12 @@ def _message(value: Any, column: str) -> Message:
     if not is_message(value):
         raise OddRow(f'`{column}` holds {value!r:.60}: a message is `{{"role": "user", "content": "..."}}`')
     if "role" not in value:
-        value = {"role": _ROLES.get(value["from"], value["from"]), "content": value["value"]}
+        value = {"role": value["from"], "content": value["value"]}
+    role = value["role"]
+    if not isinstance(role, str):
+        raise OddRow(f"`{column}` has a message whose role is no text: {role!r:.60}")
+    # Some data have ShareGPT's roles in messages that are otherwise those of chat templates.
+    value = {**value, "role": _ROLES.get(role, role)}
     message = {name: item for name, item in value.items() if item is not None or name == "content"}
     content = message.get("content")
     if content is None and not message.get("tool_calls"):

@@ -156,6 +156,7 @@ error[E0805]: `score.py` is a file of Python, not a program
 help: run a program with a function of it: `rlgraph run PROGRAM.rlf --reward score.py:NAME`
 
 error[E0805]: there is no file `none.jsonl`
+help: give a file, or the name of an algorithm that ships: `rlgraph list` has them
 
 11 files: 11 errors
 """,
@@ -357,6 +358,7 @@ error[E0101]: an expression is missing
   |
 1 |
   | ^
+help: write a value behind the `=`: `n=8`, `lr=1e-6`, `base="models/small"`
 """,
         ),
         (

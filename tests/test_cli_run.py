@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -173,6 +174,18 @@ def test_a_recorded_run_is_replayed(folder: Path, capsys: pytest.CaptureFixture[
     # A run's folder is as good as its recording's; one that was not recorded says what to do.
     assert told(capsys, *run, "--out", "d", "--replay", "a", *other)[0] == 0
     assert metrics(folder / "d") == metrics(folder / "a")
+    # Plans of runs are compared from anywhere, as they were run.
+    (folder / "tiny.rlf").write_text("no program any more")
+    (folder / "elsewhere").mkdir()
+    with contextlib.chdir("elsewhere"):
+        assert told(capsys, "diff", "../a", "../a") == (0, "", "")
+        code, out, _ = told(capsys, "diff", "../a", "../c")
+        assert code == 1 and out.startswith("all work as before") and "  + --set actor\n" in out
+        code, _, err = told(capsys, "diff", "../a", "..", "--devices", "2")
+        assert code == 2 and "`--devices` does not go with `../a`: its plan is fixed" in err
+        code, _, err = told(capsys, "diff", "../a", "..")
+        assert code == 2 and "error[E0829]: `..` is not the folder of a run" in err
+    write_tiny(folder)
     code, _, err = told(capsys, *run, "--out", "e", "--replay", "c")
     assert code == 2 and "E0815]: the run in `c` was not recorded\nhelp: run it again with `--record DIR`" in err
     code, _, err = told(capsys, *run, "--out", "e", "--record", "rec")

@@ -269,7 +269,7 @@ def test_the_commands_for_data_of_ones_own_run(
     ]
     words = ("check", "compile", "doctor", "run")
     assert [command[:2] for command in commands] == [["rlgraph", word] for word in words]
-    monkeypatch.setattr("rlgraph.catalog.models.hub_availability.hub_failure", lambda: "no hub is asked in a test")
+    monkeypatch.setattr("rlgraph.hub.hub_failure", lambda: "no hub is asked in a test")
     for command in commands:
         assert run_command(command[1:]) == 0, capsys.readouterr().err
     assert len(Path("runs/grpo-1/metrics.jsonl").read_text().splitlines()) == 1

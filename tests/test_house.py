@@ -28,6 +28,7 @@ FLOORS = {
     "conversations": 1,
     "files": 0,
     "digests": 0,
+    "hub": 0,
     "rewards": 0,
     "moved": 0,
     "user_code": 1,
@@ -67,7 +68,7 @@ FLOORS = {
 DATA = {"algorithms"}
 """Folders without Python."""
 
-ONLY = {"user_code": {"errors"}, "data": {"columns", "errors", "user_code"}, "ops": {"ir"}}
+ONLY = {"user_code": {"errors"}, "data": {"columns", "errors", "hub", "user_code"}, "ops": {"ir"}}
 """Packages that can be used without the compiler, and the packages that each may import."""
 
 ROOMS = {

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def diff(files: tuple[str, ...], cluster: str | None, devices: int, form: Format) -> int:
     """Say what changes from A to B: what moves, how it is split, what a step takes, and the graph.
 
-    A and B are plan files (.json), programs (.rlf) or schedules (.rls), these of PROGRAM or of the program beside
-    them.
+    A and B are plan files (.json), folders of runs, programs (.rlf) or schedules (.rls), these of PROGRAM or of the
+    program beside them.
 
     Exit code 0 if nothing changes, 1 if something does or one of them is wrong.
     """
@@ -37,11 +37,11 @@ def diff(files: tuple[str, ...], cluster: str | None, devices: int, form: Format
 
     program = Path(files[0]) if len(files) == 3 else None
     if len(files) not in (2, 3) or program is not None and not all(file.endswith(".rls") for file in files[1:]):
-        raise click.UsageError("diff takes two files, or a program and two schedules (.rls) of it")
-    plans = [file for file in files if file.endswith(".json")]
-    if plans and (cluster is not None or devices != 1):
+        raise click.UsageError("diff takes two files or folders of runs, or a program and two schedules (.rls) of it")
+    fixed = [file for file in files if file.endswith(".json") or Path(file).is_dir()]
+    if fixed and (cluster is not None or devices != 1):
         option = "--devices" if cluster is None else "--cluster"
-        raise click.UsageError(f"`{option}` does not go with a plan file: its plan is fixed")
+        raise click.UsageError(f"`{option}` does not go with `{fixed[0]}`: its plan is fixed")
     with reporting_errors(form):
         before, after = (_open(file, program, cluster, devices, form) for file in files[-2:])
         if form == "human":
@@ -69,12 +69,16 @@ def diff(files: tuple[str, ...], cluster: str | None, devices: int, form: Format
 
 
 def _open(file: str, program: Path | None, cluster: str | None, devices: int, form: Format) -> PlanFile:
-    """Return the plan in a file, or of a program or a schedule. Raise ProgramError."""
+    """Return the plan in a file, or of a run, a program or a schedule. Raise ProgramError or UsageMistake."""
     from rlgraph.api import compile
     from rlgraph.passes.compilation.read_program import open_program_file
     from rlgraph.passes.compilation.schedule_files import program_beside
     from rlgraph.runs.planfiles.file import open_plan_file, plan_file_of, read_plan_file
 
+    if Path(file).is_dir():
+        from rlgraph.explain.plan_of_run import plan_of_run
+
+        return plan_of_run(Path(file))
     if file.endswith(".json"):
         return read_plan_file(open_plan_file(file))
     if file.endswith(".rls"):

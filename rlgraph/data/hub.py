@@ -13,6 +13,7 @@ from rlgraph.columns import Column
 from rlgraph.data.base import SHARED_OPTIONS, DataSource, Row, columns_of_table, inspect_columns, make_source
 from rlgraph.data.tables import StreamedRows
 from rlgraph.errors import Diagnostic, ProgramError
+from rlgraph.hub import hub_failure, stored_alone
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import (
     CallSpec,
@@ -55,19 +56,21 @@ def open_source(spec: CallSpec, folders: SearchFolders) -> DataSource:
     require_package("datasets", spec.span)
     import datasets
 
-    name = spec.args[0]
+    name, silent = spec.args[0], hub_failure()
     streaming = {"streaming": True} if flag_option(spec, "streaming", False) else {}
     try:
-        loaded = datasets.load_dataset(
-            name,
-            spec.options.get("config"),
-            split=spec.options.get("split", "train"),
-            revision=spec.options.get("revision"),
-            **streaming,
-        )
+        with stored_alone(silent):
+            loaded = datasets.load_dataset(
+                name,
+                spec.options.get("config"),
+                split=spec.options.get("split", "train"),
+                revision=spec.options.get("revision"),
+                **streaming,
+            )
     except Exception as error:  # network, names, formats: `datasets` documents no common class
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        message = f"'{name}' cannot be loaded from the hub: {why}"
+        unreachable = silent and isinstance(error, OSError)
+        why = f"it is not stored here, and {silent}" if unreachable else f"{type(error).__name__}: {error}"
+        message = f"'{name}' cannot be loaded from the hub: {' '.join(why.split())[:300]}"
         stored = (
             f"store it where there is a network, `hf download {name} --repo-type dataset`, and set `HF_HUB_OFFLINE=1`"
         )

@@ -12,7 +12,7 @@ from rlgraph.columns import Column, is_message
 from rlgraph.data.base import DataSource, Row, Rows, make_source
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.concatenated import FileInspector, concatenate_rows
-from rlgraph.data.json_lines import BOM, half_character_error, too_deep_error
+from rlgraph.data.json_lines import BOM, half_character_error, too_deep_error, unread_json
 from rlgraph.data.listing import ListedFile, names_of
 from rlgraph.errors import Diagnostic, ProgramError, RlgraphError, Span, did_you_mean, quoted_list
 from rlgraph.user_code.spec import UNREADABLE, CallSpec, int_option
@@ -96,8 +96,9 @@ def read_json_array(listed: ListedFile, field: str | None, span: Span) -> list[R
     except json.JSONDecodeError as error:
         message = f"{shown}:{error.lineno}: broken JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
         raise _wrong(message, span, "") from None
-    except (ValueError, RecursionError):
-        raise _wrong(f"'{shown}': broken JSON: nested too deeply or a number too long", span, "") from None
+    except (ValueError, RecursionError) as error:
+        message, hint = unread_json(error)
+        raise _wrong(f"'{shown}': {message}", span, hint) from None
     except UNPACKING as error:
         raise ProgramError(Diagnostic(UNREADABLE, f"'{shown}' cannot be read: {error}", span)) from None
     if field is not None:

@@ -168,7 +168,7 @@ def too_deep_error(row: Row, where: str, span: Span) -> ProgramError | None:
     if _depth(row) <= DEEPEST:
         return None
     message = f"{where}: lists and objects are nested more than {DEEPEST} deep"
-    return ProgramError(Diagnostic(BAD_LINE, message, span))
+    return ProgramError(Diagnostic(BAD_LINE, message, span, _DEEP))
 
 
 def half_character_error(row: Row, where: str, span: Span) -> ProgramError | None:
@@ -191,6 +191,7 @@ def _depth(value: object) -> int:
     return depth
 
 
+_DEEP = "write what is deeper as a text that holds JSON"
 _JSON_TYPES: dict[type[Any], str] = {
     list: "a list",
     str: "a text",
@@ -233,8 +234,18 @@ def _not_json(line: bytes, where: str, error: Exception, span: Span) -> Diagnost
         elif error.msg == "Extra data":
             behind = line.decode()[error.pos :].strip()
             hint = "take the comma behind the row away" if behind == "," else "write each row on a line of its own"
-        return Diagnostic(BAD_LINE, message, span, hint)
-    return Diagnostic(BAD_LINE, f"{where}: broken JSON: nested too deeply or a number too long", span)
+        elif line.startswith(b"\0"):
+            hint = "the line has bytes of 0, as a disk leaves them where writing was broken off: take it out"
+        return Diagnostic(BAD_LINE, message, span, hint or 'a row is an object of JSON, {"prompt": ...}, on a line')
+    message, hint = unread_json(error)
+    return Diagnostic(BAD_LINE, f"{where}: {message}", span, hint)
+
+
+def unread_json(error: Exception) -> tuple[str, str]:
+    """Return why JSON cannot be read whose signs are right, and what to write."""
+    if isinstance(error, RecursionError):
+        return "broken JSON: nested too deeply", _DEEP
+    return "broken JSON: a number is too long", "write a number of so many digits as a text, in quotes"
 
 
 def _stamp(handle: BinaryIO) -> tuple[int, int]:

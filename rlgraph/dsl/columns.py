@@ -221,6 +221,10 @@ class _UseWalk(ValueChecks):
             self.written[output] = self.columns[name], attribute_value(node, "role") is not None
         self.chosen |= {output} if self.chosen & {*node.inputs} else set()
 
+    def _roll(self, node: Node) -> None:
+        """Note that a value of other rows is of the same column."""
+        self._copy_origin(node.inputs[0], node.outputs[0].name)
+
     def _row(self, node: Node) -> None:
         """Check the texts and messages that are pieces of rows."""
         if node.inputs[0] in self.tables:
@@ -383,6 +387,7 @@ _BY_OPERATION: Mapping[str, Callable[[_UseWalk, Node], None]] = {
     "length": _UseWalk._length,
     "compose": _UseWalk._compose,
     "joined": _UseWalk._compose,
+    "roll": _UseWalk._roll,
     "row": _UseWalk._row,
     "prefix": _UseWalk._prefix,
     "lookup": _UseWalk._lookup,

@@ -20,6 +20,7 @@ from rlgraph.dsl.pairs import emit_pairs
 from rlgraph.dsl.players import emit_players, player_table
 from rlgraph.dsl.random_numbers import emit_uniform
 from rlgraph.dsl.remembered_rows import buffer_of_index, emit_recall
+from rlgraph.dsl.rolls import emit_roll
 from rlgraph.dsl.row_call import emit_prefix, emit_row
 from rlgraph.dsl.rows import emit_encode, emit_function_call, emit_pick
 from rlgraph.dsl.scope import (
@@ -246,6 +247,8 @@ def _call(context: Context, expr: tree.Call, hint: str) -> Meaning:
         return emit_players(context, expr, hint)
     if name == "pairs":
         return emit_pairs(context, expr, hint)
+    if name == "roll":
+        return emit_roll(context, expr, hint)
     if name == "key":
         return key_expr(context, expr)
     if name in ("valid", "otherwise"):

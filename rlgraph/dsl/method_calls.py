@@ -29,7 +29,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.truncated_sampling import CUTS
 from rlgraph.dsl.values import evaluate_table
-from rlgraph.errors import did_you_mean
+from rlgraph.errors import did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
 from rlgraph.ir.types import (
     BRANCH,
@@ -134,6 +134,15 @@ def _score_call(
         return result
     share = kept_share(context, expr, model, table, tokens, options["temperature"])
     return Apply("sub", (result, Apply("log", (share,), result.type, None, expr.span)), result.type, None, expr.span)
+
+
+def _column_hint(table: str, columns: Sequence[str]) -> str:
+    """Return how a column of prompts is named that is called otherwise."""
+    names = [name for name in columns if name.isidentifier()]
+    if names:
+        return f"name the column: `{table}.{names[0]}`"
+    has = quoted_list([*columns][:4], "and")
+    return f"it has {has}: the first line of a csv file names its columns, such as `prompt`" if columns else ""
 
 
 def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant], count: int) -> int:
@@ -247,7 +256,7 @@ def sample_rows(
                 "E0204",
                 "the table has no column `prompt`",
                 expr.args[-1].span,
-                f"name the column: `{expr.args[-1].span.covered_text}.{data[0]}`" if data else "",
+                _column_hint(expr.args[-1].span.covered_text, data),
             )
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         source_name, parent = source.name, source.type.axis
@@ -302,8 +311,13 @@ def sample_rows(
         attrs.pop("support", None)
     if not attrs["min_p"]:
         del attrs["min_p"]
-    if isinstance(attrs.get("stop"), str):
-        attrs["stop"] = (attrs["stop"],)
+    stops = attrs.get("stop")
+    if isinstance(stops, str):
+        attrs["stop"] = stops = (stops,)
+    if isinstance(stops, tuple) and "" in stops:
+        place = next(option.value.span for option in expr.options if option.name == "stop")
+        hint = 'write what ends an answer, such as `stop="</answer>"`; without `stop` the model ends it'
+        raise context.statement_error("E0403", "a stop text has no character", place, hint)
     if staleness.steps:
         attrs[staleness.option_name] = staleness.steps
     if kind.spans:

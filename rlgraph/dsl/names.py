@@ -55,6 +55,7 @@ _MAKING = {
     "otherwise",
     "key",
     "pairs",
+    "roll",
 }
 
 BUILT_IN = FUNCTIONS | _MAKING

@@ -121,6 +121,10 @@ _RESULTS = (
     ),
     Attribute("trial", "bool", None, doc="it is called on a made-up answer before the first step: the default"),
 )
+_EPISODES = (
+    *_CALLED,
+    Attribute("trial", "bool", None, doc="it plays an episode of one empty action before the first step: the default"),
+)
 _NAMED = (
     Attribute("returns", "texts", None, doc="names of the numbers that it returns for a row, the first one its value"),
     Attribute("texts", "texts", None, doc="names of the texts that it returns for a row, after its numbers"),
@@ -166,7 +170,7 @@ ENVS = signature_table(
     Signature(
         "python",
         (Attribute("class", "text"),),
-        _CALLED,
+        _EPISODES,
         "`file.py:Class` with reset(row), step(action) and close().",
         open=True,
     ),
@@ -200,14 +204,14 @@ ENVS = signature_table(
     Signature(
         "textarena",
         (Attribute("game", "text"),),
-        _CALLED,
+        _EPISODES,
         "TextArena's, for one player or [several](#several-players) (extra `textarena`); other options are its own.",
         open=True,
     ),
     Signature(
         "gymnasium",
         (Attribute("name", "text"),),
-        _CALLED,
+        _EPISODES,
         "An environment of Gymnasium that says texts (extra `gymnasium`); other options are its own.",
         open=True,
     ),
@@ -215,7 +219,7 @@ ENVS = signature_table(
         "openenv",
         (Attribute("address", "text"),),
         (
-            *_CALLED,
+            *_EPISODES,
             Attribute("action", "text", None, doc="the field of an action that takes the model's text"),
             Attribute("observation", "text", None, doc="the field of an observation that the model is shown"),
         ),

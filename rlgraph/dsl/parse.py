@@ -22,6 +22,7 @@ MAX_DIAGNOSTICS = 20
 Session = Any
 """The type `InteractiveParser` of lark, whose methods have no types."""
 
+_VALUE = 'write a value behind the `=`: `n=8`, `lr=1e-6`, `base="models/small"`'
 _HEADERS = (("EVERY", "NUMBER", "COLON"), ("STEP", "COLON"))
 _LINES = (("NAME", "EQUAL", "NAME"), ("STREAM", "NAME"))
 _OWN_HEADERS = {"def": ("DEF", "NAME", "LPAR", "RPAR", "COLON"), "schedule": ("SCHEDULE", "COLON")}
@@ -39,7 +40,7 @@ def parse_expression(source: Source) -> tree.Expr:
     """Return the syntax tree of one expression, as in `--set NAME=EXPRESSION`."""
     logical = read_logical_lines(source, indented=False)
     if not logical.lines and not logical.diagnostics:
-        logical.add_mistake("E0101", "an expression is missing", Span(source, 1, 1, 1, 2))
+        logical.add_mistake("E0101", "an expression is missing", Span(source, 1, 1, 1, 2), _VALUE)
     elif len(logical.lines) > 1:
         extra = logical.lines[1].tokens
         logical.add_mistake("E0101", "only one expression can stand here", logical.span(extra[0], extra[-1]))

@@ -124,6 +124,7 @@ OTHER_NAMES = {
     "sorted": "`rank(x)` is the place of each row, `top(x, k)` is true for the k largest",
     "argsort": "`rank(x)` is the place of each row, 0 for the largest",
     "topk": "`top(x, k)` is true for the k largest of a group, or of all rows",
+    "shift": "`roll(x)` is what the row before has, and for the first one what the last one has",
     "random": "`uniform(TABLE)` is a number from 0 to 1 for each row",
     "rand": "`uniform(TABLE)` is a number from 0 to 1 for each row",
     "randn": "`uniform(TABLE)` is a number from 0 to 1 for each row",

@@ -157,7 +157,7 @@ RECORDS = (
             Attribute("first", "int", None, 1, 65536, "of each row's `n` samples only those that end first, so many"),
             Attribute("max_tokens", "int", low=0, doc="tokens of an answer at most, its end included"),
             Attribute("min_tokens", "int", 0, 0, None, "tokens before an answer may end"),
-            Attribute("stop", "texts", (), doc="an answer ends with any of these tokens"),
+            Attribute("stop", "texts", (), doc="an answer ends where it has any of these texts"),
             _ROUTING,
             Attribute("models", "names", (), doc="of a mixture, in order", by="checker"),
             Attribute("weights", "any", (), doc="of their logits in the mixture", by="checker"),
@@ -189,7 +189,10 @@ RECORDS = (
             Attribute("max_tokens", "int", low=1, doc="tokens of an episode at most, the environment's included"),
             Attribute("turn_tokens", "int", None, 1, None, "tokens of a turn of the model's at most, its end included"),
             Attribute(
-                "stop", "texts", (), doc="a turn of the model's ends with any of these tokens, as at the end of a call"
+                "stop",
+                "texts",
+                (),
+                doc="a turn of the model's ends where it has any of these texts, as at the end of a call",
             ),
             Attribute(
                 "turns",
@@ -376,6 +379,14 @@ RECORDS = (
         "row",
         "Ordered pairs of different rows: by how many rows the second is behind the first, in which the pair lies.",
         attributes=(replace(AXIS, doc="in each row of which all rows are paired"),),
+        free=True,
+    ),
+    NodeOp(
+        "roll",
+        "tensor -> tensor",
+        "batch",
+        "For each row what the row before it has; the first one has that of the last.",
+        "the first row has what the last one has",
         free=True,
     ),
     NodeOp(

@@ -23,7 +23,7 @@ from rlgraph.data.base import numbered_rows
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean, quoted_list
 from rlgraph.passes.cost.lengths import LONGEST
 from rlgraph.profiles.censored_lengths import CensoredLengths
-from rlgraph.runs.folder import HOW
+from rlgraph.runs.folder_lock import HOW
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.spec import CallSpec
 

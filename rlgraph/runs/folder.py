@@ -1,7 +1,7 @@
 """The folder of a run, with these files:
 
 program.rlf      the program as it was run; `plan.json` where that was a plan file
-run.json         how it was run: what was set in it, seed, steps, versions
+run.json         how it was run: what was set in it, seed, steps, versions, by which process
 run.toml         the same as a run file, which repeats the run
 graph.txt        its graph after the last pass
 plan_picture.json  what works where, with the predicted seconds and bytes, as the page of `rlgraph watch` draws it
@@ -31,6 +31,7 @@ from rlgraph.catalog.models.adapters import update_adapter_base_path
 from rlgraph.errors import NO_SPAN, Diagnostic, RlgraphError, RunError, UsageMistake
 from rlgraph.files import cause_text, failure_reason
 from rlgraph.runs.checkpoint.disk import flush_folder, write_text_atomically
+from rlgraph.runs.folder_lock import HOW, lock_folder
 from rlgraph.runs.jsonlines import decode_nonfinite, encode_nonfinite
 from rlgraph.runs.plan_picture import PICTURE
 from rlgraph.runs.replaced_run import REPLACED, bring_back, forget, remove_run, set_aside
@@ -38,7 +39,7 @@ from rlgraph.runs.samples import SAMPLES, cut_samples_after
 from rlgraph.runs.trackers.known import TRACKER_FOLDERS
 
 METRICS, TRACE, EVENTS, GRAPH = "metrics.jsonl", "trace.jsonl", "events.jsonl", "graph.txt"
-PROGRAM, PLAN, HOW, REPEATS = "program.rlf", "plan.json", "run.json", "run.toml"
+PROGRAM, PLAN, REPEATS = "program.rlf", "plan.json", "run.toml"
 CHECKPOINTS, MODELS, BEST_MODELS = "checkpoints", "models", "best"
 OURS = (
     PROGRAM,
@@ -116,7 +117,7 @@ class RunFolder:
             inside = {entry.name for entry in path.iterdir()}
             if METRICS in inside:
                 with (path / METRICS).open("r+", encoding="utf-8") as metrics:
-                    _lock(metrics, path)
+                    lock_folder(metrics, path)
                     if overwrite:
                         set_aside(path, OURS)
                         replaces = True
@@ -137,7 +138,7 @@ class RunFolder:
     def _claimed(cls, path: Path, made: bool) -> RunFolder:
         # Mode x: if two runs saw the same empty folder at once, only one gets it.
         metrics = _new(path / METRICS)
-        _lock(metrics, path)
+        lock_folder(metrics, path)
         return cls(path, metrics, made)
 
     @classmethod
@@ -145,7 +146,7 @@ class RunFolder:
         """Open the folder of a run that is resumed. Raise UsageMistake if a run is at work in it."""
         try:
             metrics = _lines(path / METRICS)
-            _lock(metrics, path)
+            lock_folder(metrics, path)
             return cls(path, metrics, False)
         except OSError as error:
             raise _unusable(path, failure_reason(error)) from None
@@ -362,7 +363,7 @@ def _again(metrics: IO[str], path: Path) -> tuple[IO[str], Path]:
         try:
             place.mkdir(parents=True, exist_ok=True)
             copy = _copied(metrics, place / METRICS)
-            _lock(copy, place)
+            lock_folder(copy, place)
             return copy, place
         except OSError as error:
             failure = failure or error
@@ -413,22 +414,6 @@ def cut_lines_after(file: IO[str], step: int) -> list[dict[str, Any]]:
     file.truncate(end)
     file.seek(0, os.SEEK_END)
     return records
-
-
-def _lock(metrics: IO[str], path: Path) -> None:
-    """Lock a run's folder for as long as this process lives; the system releases the lock of a dead process. Raise
-    UsageMistake if another run has it."""
-    try:
-        import fcntl
-
-        fcntl.flock(metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        metrics.close()
-        hint = "wait for its end, or take another folder with `--out`"
-        raise UsageMistake(Diagnostic("E0832", f"a run is at work in `{path}`", NO_SPAN, hint)) from None
-    except (ImportError, OSError):
-        # Some network file systems have no locks.
-        return
 
 
 def replace_folder(draft: Path, final: Path) -> None:

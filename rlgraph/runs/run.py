@@ -30,6 +30,7 @@ from rlgraph.runs.checkpoint.saving import Resumable, Saver
 from rlgraph.runs.display import choose_display
 from rlgraph.runs.events import CheckpointSaved, EventStream, NoteKeeper, Read, Restarted, RunEnded, user_event_readers
 from rlgraph.runs.folder import MODELS, PLAN, PROGRAM, TRACE, RunFolder, diverged_error, recording_folder
+from rlgraph.runs.folder_lock import this_process
 from rlgraph.runs.jsonlines import with_metrics
 from rlgraph.runs.mismatch_warning import MismatchWarning
 from rlgraph.runs.observer import InterruptHandler, RunObserver
@@ -421,6 +422,7 @@ def _how(compiled: Compilation, options: RunOptions) -> dict[str, object]:
         **recorded,
         "folder": str(Path.cwd()),
         "versions": installed_versions(),
+        "process": this_process(),
     }
 
 

@@ -40,11 +40,11 @@ from rlgraph.user_code.code_diagnostics import (
 from rlgraph.user_code.environments import Environment, EnvironmentSpec, ToolCall
 from rlgraph.user_code.files import SearchFolders
 from rlgraph.user_code.function_declarations import DEFAULT_LIMIT_S
-from rlgraph.user_code.spec import int_option, seconds_option, single_text_argument
+from rlgraph.user_code.spec import flag_option, int_option, seconds_option, single_text_argument
 from rlgraph.user_code.static_checks import python_reference_faults
 from rlgraph.user_code.worker import CodeFailure, Worker, Workers, WrongValue
 
-OPTIONS = ("timeout", "workers")
+OPTIONS = ("timeout", "workers", "trial")
 NOT_AN_ENVIRONMENT = "E0729"
 
 
@@ -124,20 +124,21 @@ def open_class_environment(spec: EnvironmentSpec, folders: SearchFolders, pool: 
     constants = user_options(spec, OPTIONS, signature, target.name)
     _check_class(target, signature)
     require_arguments(target, signature, constants)
-    return environment_of_objects(target, constants, limit_s, processes)
+    return environment_of_objects(target, constants, limit_s, processes, flag_option(spec, "trial", True))
 
 
 def environment_of_objects(
-    target: CodeTarget, constants: Mapping[str, Any], limit_s: float, processes: tuple[Worker, ...]
+    target: CodeTarget, constants: Mapping[str, Any], limit_s: float, processes: tuple[Worker, ...], tries: bool
 ) -> Environment:
-    """Return an environment of which each episode is an object of the target's, in one process after the other."""
+    """Return an environment of which each episode is an object of the target's, in one process after the other. tries:
+    it is tried before the first step."""
     turns = itertools.cycle(processes)
 
     def make_episode(name: str) -> ObjectEpisode:
         worker = next(turns)
         return ObjectEpisode(target, constants, limit_s, worker, worker.new_object_key(), name)
 
-    return Environment(make_episode, processes)
+    return Environment(make_episode, processes, tries=tries)
 
 
 def check_class_declaration(spec: EnvironmentSpec) -> None:
@@ -145,6 +146,7 @@ def check_class_declaration(spec: EnvironmentSpec) -> None:
     single_text_argument(spec, "a file and a class in it", 'python("envs.py:Shell")')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     int_option(spec, "workers", 1)
+    flag_option(spec, "trial", True)
 
 
 def class_declaration_faults(spec: EnvironmentSpec, folders: SearchFolders) -> list[Diagnostic]:

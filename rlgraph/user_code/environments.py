@@ -63,6 +63,8 @@ class Environment:
     """The role of what it says."""
     reads_special: bool = False
     """Whether actions are shown to it with their special tokens."""
+    tries: bool = False
+    """Whether an episode is begun before the first step, to see that it can be."""
     agent: Agent | None = None
     """A function that plays whole episodes and asks the model itself, in place of `begin`."""
 

@@ -16,7 +16,7 @@ from rlgraph.user_code.code_diagnostics import CodeTarget, shorten
 from rlgraph.user_code.environments import Environment, EnvironmentSpec
 from rlgraph.user_code.files import SearchFolders, module_search_path
 from rlgraph.user_code.function_declarations import DEFAULT_LIMIT_S
-from rlgraph.user_code.spec import int_option, require_package, seconds_option, single_text_argument
+from rlgraph.user_code.spec import flag_option, int_option, require_package, seconds_option, single_text_argument
 from rlgraph.user_code.worker import IMPORT_LIMIT_S, CodeFailure, CodeSource, Raised, Workers
 
 NOT_MADE = "E0738"
@@ -47,6 +47,7 @@ def check_packaged_declaration(spec: EnvironmentSpec) -> None:
     single_text_argument(spec, kind.argument, f'{spec.kind}("{kind.example}")')
     seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     int_option(spec, "workers", 1)
+    flag_option(spec, "trial", True)
 
 
 def packaged_declaration_faults(spec: EnvironmentSpec, folders: SearchFolders) -> list[Diagnostic]:
@@ -72,7 +73,7 @@ def open_packaged_environment(spec: EnvironmentSpec, folders: SearchFolders, poo
         processes[0].request("close", key, limit_s=IMPORT_LIMIT_S)
     except CodeFailure as failure:
         raise ProgramError(_not_made(spec, kind, failure)) from None
-    return environment_of_objects(target, constants, limit_s, processes)
+    return environment_of_objects(target, constants, limit_s, processes, flag_option(spec, "trial", True))
 
 
 def _not_made(spec: EnvironmentSpec, kind: PackagedKind, failure: CodeFailure) -> Diagnostic:

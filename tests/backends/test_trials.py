@@ -21,6 +21,10 @@ def log(**given):
         file.write(json.dumps(given) + "\\\\n")
     return [float(len(text)) for text in given["completions"]]
 
+def note(what):
+    with (Path(__file__).parent / "episodes.txt").open("a") as file:
+        print(what, file=file)
+
 def wrong(completions, **columns):
     log(completions=completions)
     return [json.loads(text) for text in completions]
@@ -32,10 +36,24 @@ def typo(completions, tasks):
     return [1.0 for _ in tasks]
 
 class Env:
+    def __init__(self, does=""):
+        self.does = does
     def reset(self, row):
-        return ""
+        note("reset " + row["task"])
+        if self.does == "reset":
+            row["no such column"]
+        return 3 if self.does == "types" else ""
     def step(self, action):
-        return "", 0.0, True
+        note("step " + repr(action))
+        return (int(action), 0.0, True) if self.does == "step" else ("", 0.0, True)
+    def close(self):
+        note("close")
+
+class Game:
+    def reset(self, row, players):
+        return players[1], "begin"
+    def step(self, action):
+        return "nobody", None, 0.0, False
 
 def stream():
     while True:
@@ -53,6 +71,11 @@ func few     = python("user.py:few", over=row)
 func typo    = python("user.py:typo")
 func shy     = python("user.py:wrong", over=row, failed=skip)
 env shell    = python("user.py:Env")
+env bad      = python("user.py:Env", does="reset")
+env odd      = python("user.py:Env", does="types")
+env late     = python("user.py:Env", does="step")
+env silent   = python("user.py:Env", does="step", trial=false)
+env game     = python("user.py:Game")
 step:
 """
 
@@ -134,7 +157,42 @@ def test_where_the_run_goes_on_without_such_rows_it_is_only_told(folder: Path) -
 )
 def test_who_is_not_called(folder: Path, step: str) -> None:
     told, calls = opened(step, folder)
-    assert not calls and not any("trying" in text for text in told)
+    assert not calls and not any("trying" in text for text in told if "shell" not in text)
+
+
+def played(folder: Path, env: str, players: str = "") -> list[str]:
+    """What is told where an environment is used; what is noted there is in `episodes.txt`."""
+    how = "max_turns=2, max_tokens=9"
+    play = f"interact({env}, prompts, {players}, {how})" if players else f"actor.interact({env}, prompts, {how})"
+    return opened(f"    episode = {play}\n    report a = mean(episode.length)\n", folder)[0]
+
+
+def test_an_episode_of_an_empty_action_is_played_before_models_are_loaded(folder: Path) -> None:
+    told = played(folder, "shell")
+    assert told[-2] == "trying shell with an empty action" and told[-1].startswith("loading actor")
+    assert (folder / "episodes.txt").read_text().splitlines() == ["reset a", "step ''", "close"]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ("bad", "`Env` raised KeyError: 'no such column', on prompts row 0, in `reset`"),
+        ("odd", "`Env` gave 3 from `reset`, not the text of the first observation"),
+        ("late", "`Env` raised ValueError: invalid literal for int() with base 10: '', on prompts row 0, in turn 1"),
+        ("game", "`Game` gave"),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_said_before_models_are_loaded(folder: Path, env: str, said: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        played(folder, env, "white=actor, black=actor" if env == "game" else "")
+    [found] = caught.value.diagnostics
+    assert found.message.startswith(said) and "`trial=false` in the declaration leaves that out" in found.hint
+    notes = folder / "episodes.txt"
+    assert env == "game" or notes.read_text().splitlines()[-1] == "close"
+
+
+def test_an_environment_that_is_not_tried(folder: Path) -> None:
+    assert not any("trying" in text for text in played(folder, "silent"))
 
 
 def test_nested_columns_and_prompts_of_another_name(folder: Path) -> None:

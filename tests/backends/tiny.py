@@ -94,7 +94,7 @@ def data_folder(path: Path) -> Path:
         "tasks": [{**row, "first": text} for row, text in zip(prompts, first, strict=True)],
         "sft": [{"prompt": p, "response": a} for p, a in zip(PROMPTS, ANSWERS, strict=True)],
         "kto": [
-            {"prompt": p, "completion": a, "other": ANSWERS[i - 1], "label": i % 3 != 1}
+            {"prompt": p, "completion": a, "label": i % 3 != 1}
             for i, (p, a) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
         ],
         "preferences": [

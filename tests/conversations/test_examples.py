@@ -103,6 +103,11 @@ def test_whole_conversations_with_their_prompt_beside() -> None:
 def test_messages_as_sharegpt_has_them_and_as_tables_fill_them_up() -> None:
     shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     assert parts(codec(), shared) == parts(codec(), {"messages": [user("a"), says("b")]})
+    mixed = {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}
+    assert parts(codec(), mixed) == parts(codec(), shared), "in words that no template has"
+    for role in (None, 3, ["user"]):
+        with pytest.raises(OddRow, match="`messages` has a message whose role is no text"):
+            example_of_row({"messages": [{"role": role, "content": "a"}]})
     filled = [{**user("a"), "tool_calls": None}, {**says("b"), "tool_calls": None}]
     made = codec("{% for m in messages %}{{ 'odd' if m.tool_calls is defined else m.content }}{% endfor %}")
     assert made.encode_prompt(example_of_row({"messages": filled}).answer) == made.encode_text("ab")

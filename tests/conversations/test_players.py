@@ -18,7 +18,7 @@ from rlgraph.backends.ray.backend import RayBackend
 from rlgraph.backends.recording import claim_folder
 from rlgraph.backends.rows import TableData
 from rlgraph.backends.worker.session import Settings
-from rlgraph.errors import ProgramError, RunError
+from rlgraph.errors import ProgramError
 from rlgraph.explain.simulate import simulate
 from tests.conversations.files import user
 from tests.conversations.test_turns import OWN, SHAPE, codec
@@ -269,7 +269,7 @@ def test_an_environment_that_names_nobody_is_told(folder: Path, told: str, answe
     else:
         text = text.replace("return other,", "return 1, other,")
     (folder / "game.py").write_text(text, "utf-8")
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(ProgramError, match=said) as caught:
         play(folder)
     [problem] = caught.value.diagnostics
     assert said != "a player" or "the players are 'white', 'black'" in problem.hint

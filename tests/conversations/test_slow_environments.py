@@ -55,7 +55,7 @@ PROGRAM = f"""algorithm t
 model actor = causal_lm({weights()}, dtype="float64")
 model rival = causal_lm({weights(1)}, dtype="float64")
 data rows = jsonl("rows.jsonl", batch=3, shuffle=false)
-env game = python("shell.py:KIND", workers=3, waits=WAITS, timeout={NEVER})
+env game = python("shell.py:KIND", workers=3, waits=WAITS, timeout={NEVER}, trial=false)
 step:
     PLAYED
     report reward = mean(sum(episode.reward, turn)), off = max(max(abs(actor.logprobs(episode) - episode.logprobs), token))

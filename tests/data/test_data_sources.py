@@ -125,6 +125,7 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
+    monkeypatch.setattr("rlgraph.data.hub.hub_failure", lambda: "")
     spec = declare('data d = hub("openai/gsm8k", config="main", batch=2)')
     assert first(spec, Path()) == [{"prompt": "a"}, {"prompt": "b"}]
     assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": None})]
@@ -139,6 +140,31 @@ def test_hub_loads_one_split(declare: Declare, monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(ProgramError, match=r"help: store it where .*`hf download openai/gsm8k --repo-type dataset`"):
         open_source(declare('data d = hub("openai/gsm8k", split="far")'), SearchFolders(Path()))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    module = types.ModuleType("datasets")
+    module.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)  # type: ignore[attr-defined]
+    stored = {"here": [{"prompt": "a"}]}
+
+    def load_dataset(name: str, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        assert module.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE, "it would ask, and try again and again"
+        if name not in stored:
+            raise ConnectionError(f"Couldn't reach '{name}' on the Hub (OfflineModeIsEnabled)")
+        return stored[name]
+
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: module)
+    monkeypatch.setattr("rlgraph.data.hub.hub_failure", lambda: "the hub does not answer: no route")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert first(declare('data d = hub("here", batch=1)'), Path()) == stored["here"]
+    message = "'far' cannot be loaded from the hub: it is not stored here, and the hub does not answer: no route"
+    with pytest.raises(ProgramError, match=message):
+        open_source(declare('data d = hub("far")'), SearchFolders(Path()))
+    assert not module.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
 def test_python_list_and_generator(declare: Declare, tmp_path: Path, workers: Workers) -> None:
@@ -203,10 +229,16 @@ def test_unknown_columns_are_none(declare: Declare, tmp_path: Path, call: str) -
     assert source_columns(declare(f"data d = {call}"), SearchFolders(tmp_path)) is None
 
 
+A_ROW = 'a row is an object of JSON, {"prompt": ...}, on a line'
 NO_ROWS = "write rows into it, or name another: `--data FILE`"
 FILES: list[tuple[bytes, str, str]] = [
-    (b'{"a": 1}\n{"a": \n', "E0706: d.jsonl:2: broken JSON: Expecting value at column 6", ""),
-    (b'{"a": 1}\n\n{"a" 1}\n', "E0706: d.jsonl:3: broken JSON: Expecting ':' delimiter at column 6", ""),
+    (b'{"a": 1}\n{"a": \n', "E0706: d.jsonl:2: broken JSON: Expecting value at column 6", A_ROW),
+    (b'{"a": 1}\n\n{"a" 1}\n', "E0706: d.jsonl:3: broken JSON: Expecting ':' delimiter at column 6", A_ROW),
+    (
+        b'{"a": 1}\n\0\0\0\n',
+        "E0706: d.jsonl:2: broken JSON: Expecting value at column 1",
+        "the line has bytes of 0, as a disk leaves them where writing was broken off: take it out",
+    ),
     (
         b"{'a': 1}\n",
         "E0706: d.jsonl:1: broken JSON: Expecting property name enclosed in double quotes at column 2",
@@ -252,9 +284,18 @@ FILES: list[tuple[bytes, str, str]] = [
     (
         b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}\n",
         "E0706: d.jsonl:1: lists and objects are nested more than 100 deep",
-        "",
+        "write what is deeper as a text that holds JSON",
     ),
-    (b"[" * 200000 + b"\n", "E0706: d.jsonl:1: broken JSON: nested too deeply or a number too long", ""),
+    (
+        b"[" * 200000 + b"\n",
+        "E0706: d.jsonl:1: broken JSON: nested too deeply",
+        "write what is deeper as a text that holds JSON",
+    ),
+    (
+        b'{"a": ' + b"9" * 5000 + b"}\n",
+        "E0706: d.jsonl:1: broken JSON: a number is too long",
+        "write a number of so many digits as a text, in quotes",
+    ),
     (b'{"a": "\xe9"}\n', "E0705: d.jsonl:1: not a text in UTF-8 (byte 0xe9 at position 8)", "save the file as UTF-8"),
     (
         b"\x1f\x8b\x08abc",
@@ -332,7 +373,11 @@ CALLS: list[tuple[str, str, str]] = [
         "E0710: 'd.jsonl' is not a parquet table: Parquet magic bytes not found in footer. Either the file is corrupted or this is not a parquet file",
         "use `files(...)` for it",
     ),
-    ('parquet("bad.parquet")', "E0710: 'bad.parquet' is not a parquet table: Parquet file size is 0 bytes", ""),
+    (
+        'parquet("bad.parquet")',
+        "E0710: 'bad.parquet' is not a parquet table: Parquet file size is 0 bytes",
+        "was it copied whole? write it again",
+    ),
     ('hub("openai/gsm8k", split=3)', "E0702: `split` must be a text, not 3", ""),
     ('jsn("d.jsonl")', "E0701: there is no data source 'jsn'", "did you mean `jsonl`?"),
     (

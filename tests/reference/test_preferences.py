@@ -7,6 +7,7 @@ from pathlib import Path
 
 import preference_formulas
 import pytest
+from formulas import Row
 from replay import ACTOR, JUDGE, Replay, groups_of, rows_of, source
 from tiny import data_folder, shipped
 
@@ -98,12 +99,18 @@ def test_iterative_dpo(folder: Path, case: str) -> None:
     assert wanted.get(case, max(pairs) == 0 or case == "the shortest is best"), pairs
 
 
+def written(row: Row) -> list[int]:
+    return [token for token, mine in zip(row.tokens, row.written, strict=True) if mine]
+
+
 def test_kto(folder: Path) -> None:
     changes = {**ACTOR, "rows": source("kto", 7), "rate": "0.02", "bad": "1.5"}
     replay = Replay(shipped("kto"), folder, changes)
     drifts, liked = [], []
     for seen in replay.steps:
         answers, others = (rows_of(seen.table(name)) for name in ("answer", "other"))
+        ends, others_ends = ([written(row) for row in rows] for rows in (answers, others))
+        assert others_ends == [ends[-1], *ends[:-1]], "each prompt has the completion of the row before"
         labels = [bool(row["label"]) for row in seen.table("answer").data]
         models = (replay.models[name] for name in ("actor", "ref"))
         step = preference_formulas.kto(*models, answers, others, labels, beta=0.1, bad=1.5, lr=0.02)

@@ -19,7 +19,8 @@ from rlgraph.cli import run_command
 from rlgraph.errors import UsageMistake, escape_controls
 from rlgraph.runs.checkpoint import disk, document
 from rlgraph.runs.checkpoint.interval import parse_interval
-from rlgraph.runs.folder import HOW, RunFolder
+from rlgraph.runs.folder import RunFolder
+from rlgraph.runs.folder_lock import HOW
 
 NEWEST, BEFORE = "checkpoints/step-000000002", "checkpoints/step-000000001"
 LATEST, DOCUMENT = "checkpoints/latest", f"{NEWEST}/checkpoint.json"

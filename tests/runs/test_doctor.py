@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from programs_on_disk import PROGRAM, write_tiny
 
-from rlgraph.catalog.models import hub_availability
+from rlgraph import hub
 from rlgraph.cli import run_command
 from rlgraph.errors import NO_SPAN, Diagnostic
 from rlgraph.runs.doctor import machine
@@ -35,7 +35,7 @@ step:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test works in a folder of its own, where `tiny.rlf` is, and asks no hub."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub_availability, "hub_failure", lambda: "no hub is asked")
+    monkeypatch.setattr(hub, "hub_failure", lambda: "no hub is asked")
     write_tiny(tmp_path)
     return tmp_path
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import random
 import subprocess
 import sys
@@ -655,7 +657,8 @@ def test_a_folder_belongs_to_the_run_that_is_at_work_in_it(folder: Path, capsys:
     others = Others(["run", "tiny.rlf", "--out", "a", "--overwrite"], ["resume", "a"])
     ran(2, "a", save_every=1, on_event=others)
     assert others.told == [2] * 4
-    assert capsys.readouterr().err.count("error[E0832]: a run is at work in `a`") == 4
+    who = f"process {os.getpid()} on {platform.node()}\n"
+    assert capsys.readouterr().err.count(f"error[E0832]: a run is at work in `a`: {who}") == 4
     assert len(numbers("a")) == 2
     assert told(capsys, "run", "tiny.rlf", "--out", "a", "--overwrite", "--steps", "1")[0] == 0
 

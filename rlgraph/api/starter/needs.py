@@ -45,11 +45,6 @@ class Needs:
     judges: list[str]
     """Value and reward models that nothing trains, so that they have to come with a head."""
 
-    @property
-    def supports_chat(self) -> bool:
-        """Whether prompts can be messages: all models have a chat template, which one of random weights has not."""
-        return not self.judges
-
 
 def needs_of(program: Program) -> Needs:
     """Return what a program needs."""

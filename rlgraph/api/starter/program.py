@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from rlgraph.api.starter.files import JUDGE_TEMPLATE
 from rlgraph.api.starter.needs import Needs
 from rlgraph.dsl import tree
 from rlgraph.dsl.format import format_source
@@ -27,6 +28,8 @@ JUDGE = (
     "    num_key_value_heads=2, max_position_embeddings=512, tokenizer=bytes())"
 )
 """A reward model that knows nothing, in the place of one that has to be trained first."""
+JUDGE_CHAT = f'chat=chat(template="{JUDGE_TEMPLATE}")'
+"""How it reads conversations, for which it has no template of its own."""
 NOTE = "# Sized for a small chat model, with adapters, few and short answers: {}."
 
 
@@ -88,21 +91,28 @@ class _Edits:
         return sum(map(len, self.source.text.splitlines(keepends=True)[: line - 1])) + column - 1
 
     def _model(self, item: tree.Declaration) -> None:
-        """Give a model that is no copy another source, and adapters where it is trained."""
+        """Give a model that is no copy another source, a judge a template, and adapters to what is trained."""
         declared = next((model for model in self.program.models if model.name == item.name), None)
         if declared is None or declared.copy_of:
             return
         call = next(
             part for part in _parts(item.value) if isinstance(part, tree.Call) and _called(part) == declared.kind
         )
-        wanted = JUDGE if item.name in self.needs.judges else self.model
+        judges = item.name in self.needs.judges
+        wanted = JUDGE if judges else self.model
         place = call.args[0]
         if isinstance(place, tree.Name) and self.sources.setdefault(place.id, wanted) == wanted:
             place = self.params[place.id]
         self._replace(place.span, wanted)
-        if item.name in changed_models(self.program) and all(option.name != "lora" for option in call.options):
+        trained = item.name in changed_models(self.program)
+        added = ", ".join(
+            text
+            for text, wants in ((JUDGE_CHAT, judges), (f"lora={LORA}", trained))
+            if wants and all(option.name != text.partition("=")[0] for option in call.options)
+        )
+        if added:
             end = self._offset(call.span.end_line, call.span.end_column)
-            self.changes[end - 1, end - 1] = end - 1, f", lora={LORA}"
+            self.changes[end - 1, end - 1] = end - 1, f", {added}"
 
     def _outside(self, item: tree.Declaration, word: str, file: str) -> None:
         """Take the data, a function or an environment from a file of the folder; options stay."""

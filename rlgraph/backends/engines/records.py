@@ -13,6 +13,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens
 from rlgraph.backends.engines.offload import MemoryCounters
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.stop_texts import StopTexts
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.ir.mesh import Mesh, make_mesh
 from rlgraph.ir.plan import ModelHolding
@@ -68,6 +69,8 @@ class Sampling:
     """No end-of-sequence or stop token before this many tokens."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end a response beside the model's own end-of-sequence tokens."""
+    stop_texts: StopTexts | None = None
+    """Finds texts that end a response, from `min_tokens` on: only in an engine that `ends_at_texts`."""
     samples_wanted: int = 0
     """How many of each prompt's samples are wanted, those that end first: see `rlgraph.backends.engines.first_done`. An
     engine may give the others up once it is certain which those are. 0: all are wanted."""

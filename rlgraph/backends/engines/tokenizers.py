@@ -19,6 +19,7 @@ from rlgraph.backends.engines.chat import (
 )
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.pieces import encode_pieces
+from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
     different_structure_error,
     text_between_answers,
@@ -103,6 +104,7 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: ChatOptions | None = None) -> None:
         self.tokenizer = tokenizer
+        self._stop_texts: dict[tuple[str, ...], StopTexts] = {}
         self.chat = chat or ChatOptions()
         """How conversations are written."""
         if self.chat.template is not None:
@@ -289,6 +291,16 @@ class Codec:
         except (TypeError, UnicodeError):
             _refuse_surrogates(text)
             raise
+
+    def stop_texts(self, texts: tuple[str, ...]) -> StopTexts | None:
+        """Return what finds these texts in answers; None where all are special tokens, of which only the token
+        counts."""
+        special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        if special.issuperset(texts):
+            return None
+        if texts not in self._stop_texts:
+            self._stop_texts[texts] = find_stop_texts(texts, self.tokenizer)
+        return self._stop_texts[texts]
 
     def encode_response(self, text: str) -> list[int]:
         """Return the tokens of a whole response, its end included: what supervised training and pairs are made of."""

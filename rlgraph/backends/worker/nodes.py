@@ -26,7 +26,7 @@ from rlgraph.backends.worker.draws import run_uniform
 from rlgraph.backends.worker.episode_tables import run_branch, run_player
 from rlgraph.backends.worker.episodes import run_interact
 from rlgraph.backends.worker.expected_lengths import run_expect_lengths, run_learn_lengths
-from rlgraph.backends.worker.pairing import run_pairs
+from rlgraph.backends.worker.pairing import run_pairs, run_roll
 from rlgraph.backends.worker.pieces import join_row_pieces
 from rlgraph.backends.worker.prefixes import cut_rows
 from rlgraph.backends.worker.row_choice import group_starts, row_namer, run_keep, run_pick
@@ -350,6 +350,7 @@ WORK: dict[str, Work] = {
     "resample": run_keep,
     "pick": run_pick,
     "pairs": run_pairs,
+    "roll": run_roll,
     "uniform": run_uniform,
     "lookup": run_state_lookup,
     "assign": run_state_assign,

@@ -258,7 +258,9 @@ def _too_long(name: str, limit: PromptLimit, lengths: Mapping[int, int], share: 
     room = limit.max_row_tokens - limit.max_tokens
     message = f"{row_length}: with the {room:,} of `max_tokens` more it is longer than the "
     message += f"{limit.max_row_tokens:,} that a row of `{limit.model}` may have{more}"
-    return Diagnostic(TOO_LONG, message, limit.span, f"lower `max_tokens`, or {ways}")
+    # A prompt that leaves no room by itself is helped by nothing but leaving it out, or cutting it.
+    lower = "lower `max_tokens`, or " if max(lengths.values()) < limit.max_row_tokens else ""
+    return Diagnostic(TOO_LONG, message, limit.span, f"{lower}{ways}")
 
 
 def _cut(name: str, rules: Mapping[PromptLimit, frozenset[int]], number: int, row: Row) -> Row:

@@ -31,19 +31,18 @@ from rlgraph.ops.nodes import attribute_value
 
 def sampling_options(node: Node, model: SessionModel, most: int | None = None) -> Sampling:
     """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
-    stops: list[int] = []
-    for text in node.attr("stop") or ():
-        ids = model.engine.codec.encode_text(text)
-        if len(ids) != 1:
-            raise RunError(
-                Diagnostic(
-                    "E0733",
-                    f'"{text}" is {len(ids)} tokens to `{model.model.name}`',
-                    node.span,
-                    "an answer can only stop at a single token",
-                )
+    codec, texts = model.engine.codec, tuple(node.attr("stop") or ())
+    tokens = {text: codec.encode_text(text) for text in texts}
+    ends_at_texts = getattr(model.engine, "ends_at_texts", False)
+    if not ends_at_texts and (text := next((text for text in texts if len(tokens[text]) != 1), None)):
+        raise RunError(
+            Diagnostic(
+                "E0733",
+                f'"{text}" is {len(tokens[text])} tokens to `{model.model.name}`, and its engine ends answers at one',
+                node.span,
+                f"place it with `engine={embedded_engine().name}`, or stop at a single token",
             )
-        stops += ids
+        )
     longest = node.attr("max_tokens") if most is None else most
     try:
         return Sampling(
@@ -52,7 +51,8 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             node.attr("top_p"),
             node.attr("top_k"),
             min(node.attr("min_tokens") or 0, longest),
-            tuple(stops),
+            tuple(token for each in tokens.values() if len(each) == 1 for token in each),
+            codec.stop_texts(texts) if texts and ends_at_texts else None,
             node.attr("first") or 0,
             attribute_value(node, "min_p"),
             node.attr("routing") == "replay",

@@ -25,6 +25,7 @@ from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.agent_server import AgentServer
 from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
+from rlgraph.backends.worker.environment_trials import try_environments
 from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
@@ -212,6 +213,7 @@ class Session:
         if not problems:
             # Before models are loaded, which may take minutes.
             problems, sentences = try_functions(self.program, self.readers, self.functions, note)
+            problems += try_environments(self.program, self.readers, self.environments, note)
         if problems:
             raise ProgramError(problems)
         for model in self.program.models:

@@ -1,14 +1,12 @@
-"""Checks once, with a timeout of seconds, whether the Hugging Face hub answers. Libraries ask it for each file of a
-model, retry six times, and print that."""
+"""Checks once whether the Hugging Face hub gives a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from rlgraph.catalog.models.configs import find_snapshot
+from rlgraph.hub import SECONDS, silent_hub
 
-SECONDS = 5.0
-"""The timeout of the request."""
 VARIABLES: Mapping[str, str] = {
     "HF_HOME": "the folder in which models are stored",
     "HF_HUB_OFFLINE": "1: take what is stored there, and ask no hub",
@@ -67,7 +65,7 @@ def model_failure(source: str) -> tuple[str, str]:
     try:
         answer = get_session().head(f"{page}/resolve/main/config.json", timeout=SECONDS, headers=headers)
     except Exception as error:  # The HTTP library may be another one in the next version.
-        return _silent(error), ""
+        return silent_hub(error), ""
     said, status = answer.headers.get("X-Error-Code", ""), answer.status_code
     if said == _GATED:
         ask = (
@@ -80,25 +78,6 @@ def model_failure(source: str) -> tuple[str, str]:
     if status == _BUSY or status >= 500:
         return f"the hub {constants.ENDPOINT} does not work now: it answers {status}", ""
     return "", ""
-
-
-def hub_failure() -> str:
-    """Return why the hub does not answer; empty if it answers, whatever the status."""
-    from huggingface_hub import constants, get_session
-
-    if constants.is_offline_mode():
-        return "no hub is asked (`HF_HUB_OFFLINE`)"
-    try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS)
-    except Exception as error:  # The HTTP library may be another one in the next version.
-        return _silent(error)
-    return ""
-
-
-def _silent(error: Exception) -> str:
-    from huggingface_hub import constants
-
-    return f"the hub {constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
 
 
 def loading_hint(source: str) -> str:

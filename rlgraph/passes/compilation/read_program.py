@@ -120,7 +120,8 @@ def _near(path: str) -> str:
         return f"an algorithm of that name ships with rlgraph: `{shipped}`"
     if near := did_you_mean(wanted.name, siblings, str(wanted.parent / "{}"), _ALIKE):
         return near
-    return did_you_mean(path, [entry.stem for entry in shipped.parent.glob("*.rlf")]) if path.isidentifier() else ""
+    ships = did_you_mean(path, [entry.stem for entry in shipped.parent.glob("*.rlf")]) if path.isidentifier() else ""
+    return ships or "give a file, or the name of an algorithm that ships: `rlgraph list` has them"
 
 
 def settings_as_text(settings: Mapping[str, Setting] | None) -> dict[str, str]:

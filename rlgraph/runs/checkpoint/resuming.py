@@ -16,7 +16,8 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside_digests
 from rlgraph.runs.checkpoint.changes import CHANGED, require_same_program
 from rlgraph.runs.checkpoint.document import Checkpoint
-from rlgraph.runs.folder import CHECKPOINTS, HOW
+from rlgraph.runs.folder import CHECKPOINTS
+from rlgraph.runs.folder_lock import HOW
 from rlgraph.runs.options import RunOptions, installed_versions
 from rlgraph.runs.trackers.known import require_trackers
 

@@ -123,7 +123,8 @@ def hub_findings() -> Iterator[Finding]:
         return
     from huggingface_hub import constants, get_token
 
-    from rlgraph.catalog.models.hub_availability import VARIABLES, hub_failure
+    from rlgraph.catalog.models.hub_availability import VARIABLES
+    from rlgraph.hub import hub_failure
 
     failure = hub_failure()
     if failure:

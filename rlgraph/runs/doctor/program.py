@@ -14,6 +14,7 @@ from rlgraph.backends.engines.errors import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
+from rlgraph.backends.worker.environment_trials import try_environments
 from rlgraph.backends.worker.function_trials import find_function_trials
 from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
@@ -102,6 +103,8 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
         trials = find_function_trials(program, known, opened.functions, partial(_named_first_row, rows))
         for name in opened.functions:
             yield from _reported(name, partial(reward_findings, program, name, trials.get(name), rows, codecs))
+        for name, environment in opened.environments.items():
+            yield from _reported(name, partial(_episode, program, opened, name, environment))
     finally:
         workers.close()
 
@@ -139,6 +142,15 @@ def _open(outside: External, compiled: Compilation, opened: _Opened, workers: Wo
     else:
         opened.environments[outside.name] = open_environment(spec, compiled.folders, workers)
         yield Finding("ok", outside.name, f"{what} is loaded")
+
+
+def _episode(program: Program, opened: _Opened, name: str, environment: Environment) -> Iterator[Finding]:
+    """Play an episode of one empty action."""
+    tried: list[str] = []
+    problems = try_environments(program, opened.readers, {name: environment}, tried.append)
+    yield from (finding_of(diagnostic, name) for diagnostic in problems)
+    if tried and not problems:
+        yield Finding("ok", name, "an episode of one empty action can be played")
 
 
 def _columns(program: Program, opened: _Opened) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import failure_reason
-from rlgraph.runs.folder import EVENTS, HOW, METRICS, REPEATS
+from rlgraph.runs.folder import EVENTS, METRICS, REPEATS
+from rlgraph.runs.folder_lock import HOW
 from rlgraph.runs.growing_lines import GrowingRecords
 from rlgraph.runs.jsonlines import decode_nonfinite
 from rlgraph.runs.plan_picture import PICTURE

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from rlgraph.backends.engines.base import MicroBatch
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
-from rlgraph.backends.engines.tokenizers import WordTokenizer
+from rlgraph.backends.engines.stop_texts import find_stop_texts
+from rlgraph.backends.engines.tokenizers import WordTokenizer, build_tokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.catalog.models.families import ModelKind
 
 FAMILIES = ("qwen2", "llama", "gpt2", "gemma2")
 WORDS = WordTokenizer(" ".join(f"t{i}" for i in range(3, 40)))
+PAIRS = find_stop_texts(("1 t", "5 t2"), build_tokenizer(WORDS))
+"""Texts that two tokens complete: one that ends in 1 and any other, or one that ends in 5 and one that begins with
+t2."""
 
 DECODER: dict[str, Any] = {
     "hidden_size": 32,

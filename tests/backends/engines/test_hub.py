@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+from rlgraph import hub
 from rlgraph.backends.engines.base import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load, load_codec
 from rlgraph.backends.engines.tokenizers import CharTokenizer
@@ -37,7 +38,7 @@ class Silent:
         self.asked: list[str] = []
 
     def head(self, url: str, **options: Any) -> None:
-        assert options["timeout"] == hub_availability.SECONDS
+        assert options["timeout"] == hub.SECONDS
         self.asked.append(url)
         raise OSError("Name or service not known")
 

@@ -20,7 +20,7 @@ from rlgraph.backends.engines.transformers.decode_block import DecodeBlock
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.mixture import Decodes, MixtureNetwork
 from rlgraph.backends.engines.transformers.pace import CAPTURED, EACH_TOKEN, FIXED, Pace
-from tests.backends.engines.models import engine
+from tests.backends.engines.models import PAIRS, engine
 from tests.backends.engines.recorded import use_recorded_graphs
 from tests.backends.engines.refreshing import Coming, check
 from tests.suites import few
@@ -35,6 +35,7 @@ WAYS = {
     "ends": Sampling(20, temperature=0.7, stop_ids=(9, 10, 11, 20, 21), min_tokens=5),
     "cut": Sampling(20, top_k=20, top_p=0.9, min_p=0.02, stop_ids=(9, 10, 11)),
     "first": Sampling(20, stop_ids=tuple(range(20, 28)), samples_wanted=2),
+    "texts": Sampling(20, stop_texts=PAIRS, min_tokens=4),
     "one": Sampling(1),
 }
 
@@ -99,7 +100,7 @@ def test_weights_that_come_between_two_tokens() -> None:
     assert made.versions is not None and made.versions.unique().tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("way", ["greedy", "ends", "cut", "first"])
+@pytest.mark.parametrize("way", ["greedy", "ends", "cut", "first", "texts"])
 @pytest.mark.parametrize("prompts", [RAGGED, EVEN], ids=["ragged", "even"])
 def test_what_is_captured_is_all_that_a_token_is(monkeypatch: pytest.MonkeyPatch, way: str, prompts: Sequences) -> None:
     """A number that was no tensor while it was recorded would be the same for each token."""

@@ -31,7 +31,7 @@ from rlgraph.catalog.models.families import CORRECTION
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.lengths import Lengths
-from tests.backends.engines.models import WORDS
+from tests.backends.engines.models import PAIRS, WORDS
 from tests.backends.engines.refreshing import Coming, check
 from tests.backends.engines.vllm_models import MODELS, misplaced, spec
 from tests.suites import few
@@ -80,6 +80,7 @@ def scores(model: TransformersEngine, sequences: Sequences, temperature: float =
         Sampling(12, top_k=3),
         Sampling(12, top_p=0.6),
         Sampling(12, min_tokens=6, stop_ids=(20, 21)),
+        Sampling(40, temperature=0.9, min_tokens=5, stop_texts=PAIRS),
         Sampling(12, temperature=1.4, top_k=9, top_p=0.8, min_tokens=3, stop_ids=(7, 8, 9, 10, 10_000)),
     ],
     ids=lambda sampling: f"{sampling.temperature} {sampling.top_k} {sampling.top_p} {sampling.min_tokens}",

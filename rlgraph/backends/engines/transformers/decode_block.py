@@ -65,6 +65,9 @@ class DecodeBlock:
         stops = stops[stops < logits.shape[1]]
         self._is_stop = torch.zeros(logits.shape[1], dtype=torch.bool).index_fill(0, stops, True).to(device)
         self._stops = stops.to(device) if stops.numel() else None
+        self._stop_texts = None if sampling.stop_texts is None else sampling.stop_texts.on(device)
+        self._stop_states = torch.zeros(count, dtype=torch.long, device=device)
+        """What each of the N rows has read of a text that would end it."""
         self._prompts = int(prompt_of_row.max()) + 1
         self._finite = torch.ones((), dtype=torch.bool, device=device)
         self.span = 0
@@ -83,6 +86,11 @@ class DecodeBlock:
         running = self.running.index_select(0, self.rows)
         self.lengths.index_add_(0, self.rows, running.long())
         ended = running & self._is_stop.index_select(0, token)
+        if self._stop_texts is not None:
+            states, complete = self._stop_texts.advance(self._stop_states.index_select(0, self.rows), token)
+            self._stop_states.index_copy_(0, self.rows, states)
+            if not forbids_end:
+                ended |= running & complete
         self.running.index_copy_(0, self.rows, running & ~ended)
         self.finished.index_copy_(0, self.rows, self.finished.index_select(0, self.rows) | ended)
         if self.sampling.samples_wanted:

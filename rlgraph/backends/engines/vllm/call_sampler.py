@@ -264,4 +264,5 @@ def _sample(row: SampledRow, output: Any) -> Sample:
     tokens = [*row.begun_tokens, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
     support = row.support[: len(tokens)]
-    return Sample(row.index, tokens, row.logprobs, tokens[-1] in row.batch.stops, versions, row.routes, support)
+    finished = row.ended or tokens[-1] in row.batch.stops
+    return Sample(row.index, tokens, row.logprobs, finished, versions, row.routes, support)

@@ -62,6 +62,12 @@ class SampledRow:
     """Tokens that vLLM has added since."""
     prompt_length: int = 0
     """Tokens that vLLM was given."""
+    stop_ids: list[int] = field(default_factory=list)
+    """The tokens that end it where it is now: vLLM looks at this list when it takes one."""
+    stop_states: list[int] = field(default_factory=list)
+    """Behind each of its tokens so far the state of what finds texts that end it."""
+    ended: bool = False
+    """Whether its last token completes such a text."""
     routes: list[np.ndarray] = field(default_factory=list)
     """Experts of its tokens so far, prompt and response, int16 [tokens, layers, experts of a token] each."""
 
@@ -74,7 +80,9 @@ class SampledRow:
 
     def sampling_params(self) -> SamplingParams:
         """Return what vLLM is to do: take the likeliest of the logits that `SamplingLogitsProcessor` leaves."""
-        return SamplingParams(
+        stop_texts = self.batch.sampling.stop_texts
+        self.stop_states = [] if stop_texts is None else stop_texts.states_of(self.begun_tokens)
+        params = SamplingParams(
             temperature=0,
             max_tokens=self.batch.sampling.max_tokens - len(self.begun_tokens),
             stop_token_ids=list(self.batch.stops),
@@ -84,6 +92,16 @@ class SampledRow:
             skip_clone=True,
             extra_args={_ROW_FIELD: self},
         )
+        # vLLM copies the parameters, and this list of theirs is one in all copies.
+        self.stop_ids = params.stop_token_ids or []
+        return params
+
+    def note_token(self, place: int, token: int, state: int, ends: bool) -> None:
+        """Note what a token makes of the texts that end the row: one that completes a text is among those that end it.
+        A token that vLLM drops is sampled and noted anew."""
+        self.stop_states[place:] = [state]
+        self.ended = ends
+        self.stop_ids[:] = [*self.batch.stops, *([token] if ends else [])]
 
 
 class SamplingLogitsProcessor(LogitsProcessor):
@@ -160,6 +178,16 @@ class SamplingLogitsProcessor(LogitsProcessor):
         for row, place, logprob in zip(rows.tolist(), places.tolist(), logprobs.tolist(), strict=True):
             # vLLM also asks for rows whose prompt it has not read to its end, and drops what is sampled then.
             self._rows[row].logprobs[place:] = [logprob]
+        if (stop_texts := batch.sampling.stop_texts) is not None:
+            before = [
+                self._rows[row].stop_states[place - 1] if place else 0 for row, place in zip(rows, places, strict=True)
+            ]
+            states, complete = stop_texts.advance(torch.tensor(before), tokens.cpu())
+            noted = zip(
+                rows.tolist(), places.tolist(), tokens.tolist(), states.tolist(), complete.tolist(), strict=True
+            )
+            for row, place, token, state, ends in noted:
+                self._rows[row].note_token(place, token, state, ends and not forbids)
         for kept in support:
             for row, place, of_row in zip(rows.tolist(), places.tolist(), kept.split([1] * len(kept)), strict=True):
                 self._rows[row].support[place:] = [of_row]
