@@ -122,7 +122,8 @@ def test_files_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "score.py").write_text("import re\n")
     (folder / "few.csv.gz").write_bytes(b"")
     files = ["tinny.rlf", "nowhere/tiny.rlf", "grpo.rlf", ".", "picture.rlf", "huge.rlf", "a\0b"]
-    files += ["huge.jsonl", "few.csv.gz", "score.py", "none.jsonl"]
+    (folder / "plan.json").write_text('{\n "rlgraph": 2,\n "program": {}\n}\n')
+    files += ["huge.jsonl", "few.csv.gz", "score.py", "plan.json", "none.jsonl"]
     assert told(capsys, "check", *files) == (
         1,
         "",
@@ -155,10 +156,13 @@ help: run a program with it: `rlgraph run PROGRAM.rlf --data few.csv.gz`
 error[E0805]: `score.py` is a file of Python, not a program
 help: run a program with a function of it: `rlgraph run PROGRAM.rlf --reward score.py:NAME`
 
+error[E0805]: `plan.json` is a plan file, not a program
+help: it has its program: name it alone, `rlgraph run plan.json`
+
 error[E0805]: there is no file `none.jsonl`
 help: give a file, or the name of an algorithm that ships: `rlgraph list` has them
 
-11 files: 11 errors
+12 files: 12 errors
 """,
     )
 

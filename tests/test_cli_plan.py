@@ -318,8 +318,11 @@ def test_a_model_of_unknown_shape_is_placed(folder: Path, capsys: pytest.Capture
     ("arguments", "message"),
     [
         (["small.rls"], "Missing argument 'FILE...'."),
-        (["small.rlf", "small.rlf"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
-        (["small.rlf", "small.rls", "small.rls"], "compile takes one program (.rlf) and at most one schedule (.rls)"),
+        (["small.rlf", "small.rlf"], "compile takes a program (.rlf) and at most one schedule (.rls), or a plan file"),
+        (
+            ["small.rlf", "small.rls", "small.rls"],
+            "compile takes a program (.rlf) and at most one schedule (.rls), or a plan file",
+        ),
         (["small.rlf", "--devices", "0"], "Invalid value for '--devices': 0 is not in the range 1<=x<=1048576."),
     ],
 )

@@ -134,7 +134,7 @@ def compile_(
     if not programs:
         raise click.UsageError("Missing argument 'FILE...'.")
     if len(programs) > 1 or len(schedules) > 1:
-        raise click.UsageError("compile takes one program (.rlf) and at most one schedule (.rls)")
+        raise click.UsageError("compile takes a program (.rlf) and at most one schedule (.rls), or a plan file")
     if visualize and Path(visualize).suffix[1:] not in PICTURES:
         raise click.BadParameter(f"`{visualize}` does not end in .html, .svg, .png or .dot", param_hint="'--visualize'")
     if picture == "pipelines" and ("dot" in emitted or (visualize or "").endswith(".dot")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,10 +83,21 @@ def _refuse_other_file(path: str) -> None:
     what, run = "", "run a program with "
     if Path(path).suffix.lower() == ".py":
         what, run = "a file of Python", f"{run}a function of it: `rlgraph run PROGRAM.rlf --reward {path}:NAME`"
+    elif Path(path).suffix == ".json" and _is_plan_file(path):
+        what, run = "a plan file", f"it has its program: name it alone, `rlgraph run {path}`"
     elif ListedFile(path, Path(path)).format not in ("", "text"):
         what, run = "a file of data", f"{run}it: `rlgraph run PROGRAM.rlf --data {path}`"
     if what:
         raise _unreadable(path, f"`{path}` is {what}, not a program", run)
+
+
+def _is_plan_file(path: str) -> bool:
+    """Return whether a file begins as plan files do, with the version that they are of."""
+    try:
+        with open(path, "rb") as file:
+            return bool(re.match(rb'\s*\{\s*"rlgraph"\s*:', file.read(100)))
+    except OSError:
+        return False
 
 
 def decode_source(path: str, raw: bytes) -> Source:
