@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 SECONDS = 5.0
 """The timeout of a request."""
@@ -38,7 +39,8 @@ def stored_alone(failure: str) -> Iterator[None]:
     from huggingface_hub import constants
 
     # Both read the environment variable when they are imported.
-    settings = [each for each in (constants, getattr(sys.modules.get("datasets"), "config", None)) if each is not None]
+    asked: list[Any] = [constants, getattr(sys.modules.get("datasets"), "config", None)]
+    settings = [each for each in asked if each is not None]
     before = [each.HF_HUB_OFFLINE for each in settings]
     try:
         for each in settings:

@@ -92,7 +92,7 @@ def open_local(
     try:
         settings = replace(settings, device=choose_visible_device(options.device))
     except EngineError as error:
-        hint = "take one of these, or leave `--device` out"
+        hint = "take one of these, or leave `device` out"
         raise UsageMistake(Diagnostic("E0821", str(error), NO_SPAN, hint)) from None
     # Without a cluster the device decides the dtypes that are still open.
     program = _with_products(with_default_dtypes(compiled.program, settings.device != "cpu"), observer)

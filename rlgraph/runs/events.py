@@ -294,7 +294,7 @@ def user_event_readers(on_event: Read | None) -> tuple[dict[str, Read], list[str
     broken: list[str] = []
     if on_event is not None:
         if not callable(on_event):
-            message = f"`on_event` is a {type(on_event).__name__}, which cannot be called"
+            message = f"`on_event` is {on_event!r:.60}, which cannot be called"
             hint = "give a function of one event: `on_event=lambda event: print(event.kind)`"
             raise UsageMistake(Diagnostic("E0875", message, NO_SPAN, hint))
         readers["`on_event`"] = on_event

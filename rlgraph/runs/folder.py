@@ -227,7 +227,7 @@ class RunFolder:
                     "E0812",
                     f"the metrics cannot be written to `{self.path}`: {_reason(error)}",
                     NO_SPAN,
-                    "make room, or take a folder on another disk with `--out`",
+                    _ROOM,
                 )
             ) from None
 
@@ -268,7 +268,7 @@ class RunFolder:
                     replace_folder(draft, final)
             except Exception as error:  # each library has its own way to say that a disk is full
                 message = f"`{name}` cannot be saved in `{final}`: {_reason(error)}"
-                hint = error.diagnostics[0].hint if isinstance(error, RlgraphError) else ""
+                hint = error.diagnostics[0].hint if isinstance(error, RlgraphError) else _ROOM
                 raise RunError(Diagnostic("E0813", message, NO_SPAN, hint)) from None
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -429,6 +429,9 @@ def replace_folder(draft: Path, final: Path) -> None:
 def _unusable(path: Path, why: str) -> UsageMistake:
     message, hint = f"`{path}` cannot hold a run: {why}", "take another folder with `--out`"
     return UsageMistake(Diagnostic("E0811", message, NO_SPAN, hint))
+
+
+_ROOM = "make room, or take a folder on another disk with `--out`"
 
 
 def _reason(error: Exception) -> str:

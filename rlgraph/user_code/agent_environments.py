@@ -126,7 +126,7 @@ def open_agent(spec: EnvironmentSpec, folders: SearchFolders, pool: Workers) -> 
     )
     signature = load_signature(target, processes[0])
     constants = user_options(spec, OPTIONS, signature, target.name)
-    require_arguments(target, signature, (*GIVEN, *constants))
+    require_arguments(target, signature, constants, spec.kind, GIVEN)
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for worker in processes:
         idle.put(worker)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, did_you_mean
+from rlgraph.errors import Diagnostic, ProgramError, Related, RunError, Source, Span, did_you_mean, quoted_list
 from rlgraph.user_code.files import NO_FILE, SearchFolders, find_file, find_module_file, is_module, module_search_path
 from rlgraph.user_code.spec import BAD_ARGUMENT, CallSpec
 from rlgraph.user_code.worker import IMPORT_LIMIT_S, CodeFailure, CodeSource, Died, Raised, TimedOut, Worker, WrongValue
@@ -112,16 +112,27 @@ def unknown_option_errors(
     return errors
 
 
-def require_arguments(target: CodeTarget, signature: CallSignature, arguments: Collection[str]) -> None:
-    """Raise an error unless `arguments` hold all that the user's function or class needs to be called."""
-    for wrong in missing_argument_errors(target, signature.required, arguments):
+def require_arguments(
+    target: CodeTarget,
+    signature: CallSignature,
+    options: Collection[str],
+    kind: str = "python",
+    given: Collection[str] = (),
+) -> None:
+    """Raise an error unless the options, and what is given beside them, are all that the user's function or class needs
+    to be called."""
+    for wrong in missing_argument_errors(target, signature.required, options, kind, given):
         raise ProgramError(wrong)
 
 
-def missing_argument_errors(target: CodeTarget, required: Collection[str], given: Collection[str]) -> list[Diagnostic]:
-    """Return an error if a parameter without a default is not given."""
-    missing = [name for name in required if name not in given][:1]
-    hint = 'give it as an option: python("{}:{}", {}=...)'
+def missing_argument_errors(
+    target: CodeTarget, required: Collection[str], options: Collection[str], kind: str, given: Collection[str]
+) -> list[Diagnostic]:
+    """Return an error if a parameter without a default is not given. kind: the word of the declaration. given: what
+    rlgraph gives by itself."""
+    missing = [name for name in required if name not in (*options, *given)][:1]
+    hint = f'give it as an option: {kind}("{{}}:{{}}", {{}}=...)'
+    hint += f"; without options it is given {quoted_list([*given], 'and')}" if given else ""
     return [
         Diagnostic(
             BAD_SIGNATURE,

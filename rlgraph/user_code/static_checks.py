@@ -73,7 +73,7 @@ def python_reference_faults(
     options = [name for name in spec.options if name not in known]
     return [
         *unknown_option_errors(spec, known, parameters.named, target.name),
-        *(missing_argument_errors(target, parameters.required, (*options, *given)) if alone else ()),
+        *(missing_argument_errors(target, parameters.required, options, spec.kind, given) if alone else ()),
     ]
 
 

@@ -19,7 +19,7 @@ from rlgraph.user_code.class_environments import ObjectEpisode
 ACTION = ""
 """What is done in a trial: nothing, as a model does that ends its answer at once. What runs commands runs none."""
 _HINT = (
-    "it was tried before the first step, with an action without a text, as a model may give; `trial=false` in the "
+    "before the first step an episode is tried, with one empty action, as a model may give; `trial=false` in the "
     "declaration leaves that out"
 )
 
