@@ -54,7 +54,8 @@ def write_starter(algorithm: str, folder: Path, model: str | None = None) -> lis
             with (folder / name).open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise _taken(f"`{folder}` cannot be written: {failure_reason(error)}") from None
+        message = f"`{folder}` cannot be written: {failure_reason(error)}"
+        raise _taken(message, "take a folder that you may write into") from None
     return [folder / name for name in files]
 
 
@@ -78,7 +79,5 @@ def _need_empty(folder: Path) -> None:
         raise _taken(f"`{folder}` is a file")
 
 
-def _taken(message: str) -> UsageMistake:
-    return UsageMistake(
-        Diagnostic(TAKEN, message, NO_SPAN, "take a folder that is new or empty: nothing is overwritten")
-    )
+def _taken(message: str, hint: str = "take a folder that is new or empty: nothing is overwritten") -> UsageMistake:
+    return UsageMistake(Diagnostic(TAKEN, message, NO_SPAN, hint))
