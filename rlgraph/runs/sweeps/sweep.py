@@ -14,7 +14,8 @@ from rlgraph.files import cause_text, failure_reason
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint.best import BestMetric
 from rlgraph.runs.checkpoint.resuming import newest_step
-from rlgraph.runs.folder import HOW, METRICS, PLAN, PROGRAM, RunFolder
+from rlgraph.runs.folder import METRICS, PLAN, PROGRAM, RunFolder
+from rlgraph.runs.folder_lock import HOW
 from rlgraph.runs.options import RunOptions
 from rlgraph.runs.progress import Display
 from rlgraph.runs.run import open_resumed_run, run_in_folder, where_it_ran

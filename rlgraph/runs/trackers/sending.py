@@ -18,7 +18,8 @@ from typing import Any
 
 from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake
 from rlgraph.runs.checkpoint.disk import write_text_atomically
-from rlgraph.runs.folder import EVENTS, HOW, METRICS, MODELS, PLAN, PROGRAM
+from rlgraph.runs.folder import EVENTS, METRICS, MODELS, PLAN, PROGRAM
+from rlgraph.runs.folder_lock import HOW
 from rlgraph.runs.growing_lines import GrowingLines
 from rlgraph.runs.jsonlines import decode_nonfinite
 from rlgraph.runs.samples import SAMPLES, from_json, limit_samples
