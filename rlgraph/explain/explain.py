@@ -284,6 +284,9 @@ def evaluate_change(
         ).run_or_time_out()
     except OutOfTime:
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
+    if best is not None and best.options is found.options and monotonic() >= ends:
+        # What is there already was not compared with all others.
+        return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (best is None or best.value >= found.value):
         best, problem = found, choice.problem
     if best is None:
