@@ -27,7 +27,7 @@ from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
-from rlgraph.passes.placement.search.search import Search
+from rlgraph.passes.placement.search.search import Search, uncollected
 from rlgraph.viz.plot import BarRow, bars_svg
 
 COARSE = 0.03
@@ -206,7 +206,7 @@ class Explanation:
 def explain(compiled: Compilation, seconds: float | None = None) -> Explanation:
     """Explain the plan of a program that was compiled for a cluster. seconds: for all searches together; None: the
     limit of the search for its plan. Raise ProgramError if no plan fits."""
-    with closing(ProgressLine("explaining")) as line:
+    with closing(ProgressLine("explaining")) as line, uncollected():
         # The searches for an explanation end together, and not with that for the plan.
         control = SearchControl(line)
         question = replace(compiled.choice.question, control=control)
@@ -268,15 +268,27 @@ def evaluate_change(
     problem = make_problem(other.question)
     all_blocks = candidate_partitions(problem, other.question)
     near_blocks = [blocks for blocks in all_blocks if near is None or pool_components(blocks) in near]
+    found = choice.search_result
     try:
-        fuse = fuse_mode(problem, other.question)
         best = Search(
-            problem, near_blocks, COARSE, ends - monotonic(), SPARE, fuse=fuse, control=other.question.control
+            problem,
+            near_blocks,
+            COARSE,
+            ends - monotonic(),
+            SPARE,
+            fuse=fuse_mode(problem, other.question),
+            # What is there already has to be beaten.
+            known=(found.before_fusing or found) if other.helps else None,
+            control=other.question.control,
+            most_nodes=other.question.most_nodes,
         ).run_or_time_out()
     except OutOfTime:
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
-    if other.helps and (best is None or best.value > choice.search_result.value):
-        best, problem = choice.search_result, choice.problem
+    if best is not None and best.options is found.options and monotonic() >= ends:
+        # What is there already was not compared with all others.
+        return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
+    if other.helps and (best is None or best.value >= found.value):
+        best, problem = found, choice.problem
     if best is None:
         return EvaluatedChange(other.name, other.detail, None, None, -inf)
     if problem.staleness_steps and not choice.problem.staleness_steps and best.value < choice.search_result.value:

@@ -55,9 +55,10 @@ def possible_variants(choice: PlacementChoice) -> Iterator[Variant]:
         if question.cluster.device_count + island.per_node <= MOST_DEVICES:
             yield _clustered(f"one more node{of}", with_node_count(question, number, island.nodes + 1))
         if island.nodes > 1:
-            yield replace(
-                _clustered(f"one node less{of}", with_node_count(question, number, island.nodes - 1)), helps=False
-            )
+            fewer = _clustered(f"one node less{of}", with_node_count(question, number, island.nodes - 1))
+            # Where all devices are of the first group, options of the whole cluster are known.
+            asked = fewer.question if number else replace(question, most_nodes=island.nodes - 1)
+            yield replace(fewer, question=asked, helps=False)
         better = next_better_device(island.device)
         if better:
             changed = with_device_kind(question, better, number)

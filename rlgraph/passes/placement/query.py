@@ -185,8 +185,9 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     )
     for known in question.known:
         # Options are known by the identity of components and node groups.
-        if known.cluster is question.cluster and known.components == parts and known.options.is_like(options):
-            parts, options = known.components, known.options
+        if known.cluster is question.cluster and known.options.is_like(options):
+            parts = known.options.adopt(parts, options, known.components)
+            options = known.options
             break
     problem = PlacementProblem(
         parts, question.cluster, options, question.goal, placed, pairs, 0 if question.sequential_steps else older

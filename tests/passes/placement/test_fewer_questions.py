@@ -8,20 +8,24 @@ from operator import le
 from pathlib import Path
 from random import Random
 from typing import Any, cast
+from weakref import WeakSet
 
 import pytest
 
 import rlgraph
 from rlgraph.catalog.clusters.read import read_cluster
+from rlgraph.explain.variants import ONE_STEP_OFF, possible_variants
 from rlgraph.ir.schedule import StreamLine
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_placement
 from rlgraph.passes.placement.known_answer import answer_with_less_room
 from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search import dominance
 from rlgraph.passes.placement.search.allocation_boxes import ROUND, AllocationBoxes
+from rlgraph.passes.placement.search.candidates import Candidates
 from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.dominance import undominated
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
+from rlgraph.passes.placement.search.limit import Limit
 from rlgraph.passes.placement.search.progress import OutOfWork, SearchProgress, Work
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
@@ -129,3 +133,52 @@ def test_a_plan_that_has_room_for_more_is_the_best_one_with_more(chosen: Placeme
     assert known.plan == searched.plan
     fuller = replace(question.constants, reserved=question.constants.reserved + 60 * 2**30)
     assert answer_with_less_room(chosen, replace(question, constants=fuller)) is None
+
+
+def test_options_that_are_too_slow_are_left_out_and_no_others(chosen: PlacementChoice) -> None:
+    problem, left_out = chosen.problem, 0
+    (island,) = problem.cluster.islands
+    for component in problem.components:
+        fresh = make_problem(replace(chosen.question, known=WeakSet())).options
+        every = problem.options.undominated_options(component, island, 2)
+        limit = Limit(1.5 * every[0].total, 0.25 * every[0].total)
+        fast = fresh.undominated_options(component, island, 2, limit)
+        assert [option.key for option in fast] == [
+            option.key for option in every if option.total < 1.25 * every[0].total
+        ]
+        left_out += len(every) - len(fast)
+    assert left_out
+
+
+def test_questions_about_fewer_nodes_or_later_weights_ask_for_no_options_anew() -> None:
+    choice = rlgraph.compile(
+        ALGORITHMS / "ppo.rlf",
+        {"base": '"Qwen/Qwen2.5-0.5B"', "judge": '"Qwen/Qwen2.5-0.5B"'},
+        cluster="2x2:h100-80gb",
+        offload=False,
+        stream=False,
+    ).choice
+    variants = {variant.name: variant for variant in possible_variants(choice)}
+    assert {variants[name].question.most_nodes for name in ("one node less", ONE_STEP_OFF)} == {0, 1}
+    for name in ("one node less", ONE_STEP_OFF):
+        problem = make_problem(variants[name].question)
+        assert problem.options is choice.problem.options
+        own = [component for component in problem.components if component.model_name != "actor"]
+        assert len(own) > 2 and all(any(one is other for other in choice.problem.components) for one in own)
+    trained = next(one for one in make_problem(variants[ONE_STEP_OFF].question).components if one.model_name == "actor")
+    assert trained not in choice.problem.components
+
+
+def test_weights_come_fastest_from_one_of_a_few_splits(chosen: PlacementChoice) -> None:
+    problem = chosen.problem
+    (island,) = problem.cluster.islands
+    for ends in problem.sync_pairs:
+        source, target = (
+            Candidates(problem.options.undominated_options(problem.components[end], island, 2)) for end in ends
+        )
+        for together in (True, False):
+            taken = {
+                (a, b): problem.pair_sync_seconds(ends, a, b, together) for a in source.options for b in target.options
+            }
+            few = [taken[a, b] for a in source.quickest_ends for b in target.quickest_ends]
+            assert min(few) == min(taken.values())

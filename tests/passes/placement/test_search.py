@@ -813,13 +813,13 @@ def test_allocations_of_which_not_all_choices_were_tried_come_up_again(
 
 
 @pytest.mark.parametrize(
-    "limit", [{"patience": 2}, {"most_work": progress.Work(20)}], ids=["gains nothing", "worked enough"]
+    "limit", [{"patience": 0}, {"most_work": progress.Work(20)}], ids=["gains nothing", "worked enough"]
 )
 def test_a_search_ends_with_what_it_has_whatever_the_clock_says(
     limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = 0
-    for seed in (7, 8, 12, 15, 42):
+    for seed in (7, 8, 42, 76, 90, 99):
         case, ends = random_case(seed), []
         known = Search(case.problem, case.candidates, 0.0).run()
         for second in (1, 1000):

@@ -21,6 +21,7 @@ from rlgraph.passes.placement.search.candidates import (
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
 from rlgraph.passes.placement.search.fused_pipelines import Others, Pieces
 from rlgraph.passes.placement.search.incumbent import Incumbent
+from rlgraph.passes.placement.search.limit import NO_LIMIT, Limit
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.pool_knapsack import PoolKnapsack
 from rlgraph.passes.placement.search.problem import PlacementProblem
@@ -41,8 +42,45 @@ class Bounds:
         self._fit: dict[tuple[tuple[int, ...], tuple[int, ...], int], PoolOptions | None] = {}
         self._lasting: dict[tuple[object, ...], SharedPipelineOptions] = {}
         self._anywhere: dict[tuple[int, Devices], Candidates] = {}
+        self.limits: dict[int, Limit] = {}
+        """What the best plan allows options of a component to take, as far as that is asked for."""
         self.knapsacks: dict[tuple[object, ...], PoolKnapsack] = {}
         """The knapsacks of pools, by what they depend on."""
+
+    def limit_options(self, best: float) -> None:
+        """Leave out options with which no plan has a smaller value than this, from here on."""
+        problem, value = self.problem, max(best, self.incumbent.good_enough_bound())
+        self.incumbent.note_pruned(value)
+        cheapest = min(island.device.price for island in problem.cluster.islands) / 3600
+        dollars = cheapest if problem.goal == "cost" else 0.0
+        partners = problem.fusing.partners if self.fuses else ()
+        self.limits = {
+            number: Limit(value, besides_s, dollars, number in partners)
+            for number, besides_s in enumerate(self.seconds_besides())
+        }
+
+    def seconds_besides(self) -> list[float]:
+        """Return for each component the least seconds of the stages of a step in which it does nothing."""
+        problem, numbers = self.problem, range(len(self.problem.components))
+        if problem.staleness_steps or len(problem.cluster.islands) > 1:
+            return [0.0 for _ in numbers]
+        (island,) = problem.cluster.islands
+        count, least = len(problem.sync_pairs), dict[int, float]()
+        options = problem.options
+        for component in problem.components:
+            for part in options.parts.get(id(component), (component,)):
+                taken = options.least_task_seconds(part, island, island.device_count, self.fuses)
+                for task, task_s in taken.items():
+                    least[count + task] = min(task_s, least.get(count + task, task_s))
+        besides = [problem.host_seconds_between_stages for _ in numbers]
+        for stage in problem.job_stages:
+            busy: dict[int | None, float] = {}
+            for job in stage:
+                number = problem.component_of[job - count] if job >= count else None
+                busy[number] = busy.get(number, 0.0) + least.get(job, 0.0)
+            for number in {*numbers} - busy.keys():
+                besides[number] += max(busy.values())
+        return besides
 
     def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
         """Return the candidates of all components, with so many devices of each pool; None if a pool cannot hold its
@@ -67,7 +105,10 @@ class Bounds:
         if (number, devices) not in self._anywhere:
             component, joined = self.problem.components[number], self.problem.cluster.join_node_groups
             options = [
-                self.problem.options.undominated_options(component, joined(islands), size) for islands, size in devices
+                self.problem.options.undominated_options(
+                    component, joined(islands), size, self.limits.get(number, NO_LIMIT)
+                )
+                for islands, size in devices
             ]
             candidates = Candidates(sorted(chain.from_iterable(options), key=attrgetter("order")), devices)
             self._anywhere[number, devices] = candidates
@@ -109,7 +150,9 @@ class Bounds:
     def _fitting(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         island = self.problem.pool_node_group(block)
         all_options = {
-            number: self.problem.options.undominated_options(self.problem.components[number], island, devices)
+            number: self.problem.options.undominated_options(
+                self.problem.components[number], island, devices, self.limits.get(number, NO_LIMIT)
+            )
             for number in block.components
         }
         if not all(all_options.values()):
@@ -295,16 +338,17 @@ class Bounds:
         return min([seconds(ends, option, target, together) for option in sources])
 
     def _brought(self, source: int, target: int, choices: Choices, together: bool) -> tuple[float, Sequence[float]]:
-        sources, candidates = [split.options[0] for split in choices[source].candidates_by_split], choices[target]
-        fastest = {}
-        for split in candidates.candidates_by_split:
-            option = split.options[0]
+        sources, candidates = choices[source].quickest_ends, choices[target]
+        alone, fastest = target in self.problem.independent_receivers, {}
+        # What waits for more than its weights is not faster with one split than with another.
+        ends = [split.options[0] for split in candidates.candidates_by_split] if alone else candidates.quickest_ends
+        for option in ends:
             key = (target, option.split.weights, together)
             fastest[option.split.weights] = get_or_compute(
                 choices[source].fastest, key, partial(self._fastest, (source, target), sources, option, together)
             )
         sync = min(fastest.values())
-        if target not in self.problem.independent_receivers:
+        if not alone:
             return sync, candidates.least_task_seconds
         # An option to which weights come fast may generate slowly: no option has both, which one task is made to count.
         # The host may work for longer than the weights travel.

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from rlgraph.passes.placement.search.dominance import undominated_in_pipeline
+from rlgraph.passes.placement.search.dominance import undominated_ends, undominated_in_pipeline
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.strategy import Ranks
 
@@ -78,6 +78,11 @@ class Candidates:
         for option in self.options:
             groups.setdefault(option.split.weights, []).append(option)
         return [self] if len(groups) == 1 else [Candidates(group) for group in groups.values()]
+
+    @cached_property
+    def quickest_ends(self) -> Sequence[Option]:
+        """One option of each split from which, or to which, weights may come faster than with any other of these."""
+        return undominated_ends([split.options[0] for split in self.candidates_by_split])
 
 
 Choices = Mapping[int, Candidates]

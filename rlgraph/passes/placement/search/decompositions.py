@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlgraph.passes.placement.search.bounds import Bounds
-from rlgraph.passes.placement.search.candidates import Candidates, Choices, column_minima
+from rlgraph.passes.placement.search.candidates import Candidates, Choices
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.incumbent import Incumbent
@@ -96,13 +96,14 @@ class DecompositionBounds(Bounds):
                 self._undivided,
             )
             together = undivided.components[undivided.component_of_operation[reader.model_name, reader.operations[0]]]
-            indexes = [together.tasks.index(task) for task in reader.tasks]
-            seconds = [
-                [option.seconds[index] for index in indexes]
+            # That others of the same pool read is counted as apart.
+            taken = [
+                undivided.options.least_task_seconds(together, islands_of(islands), devices)
                 for islands, devices in anywhere.devices
-                for option in undivided.options.undominated_options(together, islands_of(islands), devices)
             ]
-            self._with_training[anywhere] = column_minima(seconds) if seconds else [math.inf] * len(indexes)
+            self._with_training[anywhere] = [
+                min([seconds.get(task, math.inf) for seconds in taken]) for task in reader.tasks
+            ]
         return self._with_training[anywhere]
 
     def may_wait_for_weights(self, number: int, home: Mapping[int, int]) -> bool:

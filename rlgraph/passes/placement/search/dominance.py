@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from math import inf
 from operator import attrgetter, le
@@ -56,6 +56,27 @@ def _undominated_of_equal(equally_fast: list[Option]) -> list[Option]:
             others.add(option)
             result.append(option)
     return result
+
+
+def undominated_rows(keys: Sequence[Key]) -> list[int]:
+    """Return the places of the keys than which no other one is as small in each number; of equal ones the first."""
+    if not keys:
+        return []
+    numbers = np.array(keys)
+    # Whether the key of a row is no greater than that of a column.
+    smaller = (numbers[:, None] <= numbers[None]).all(axis=2)
+    beaten = smaller & (~smaller.T | np.tri(len(keys), k=-1, dtype=bool).T)
+    return [int(place) for place in np.flatnonzero(~beaten.any(axis=0))]
+
+
+def undominated_ends(found: Iterable[Option]) -> list[Option]:
+    """Return the options from which, or to which, weights come faster than with each other one in some transfer."""
+    fronts: dict[object, list[Option]] = defaultdict(list)
+    for option in sorted(found, key=attrgetter("sent")):
+        front = fronts[option.kind]
+        if not any(all(map(le, other.sent, option.sent)) for other in front):
+            front.append(option)
+    return list(chain.from_iterable(fronts.values()))
 
 
 def undominated_in_pipeline(found: Iterable[Option]) -> list[Option]:

@@ -26,9 +26,9 @@ class JobStageBounds:
         self._loads: dict[tuple[tuple[int, ...], tuple[int, ...], int], Sequence[float] | None] = {}
 
     def tighten_box(self, blocks: Blocks, box: Box) -> Box | None:
-        """Return the box without sizes with which a pool alone would make the step too long, whatever the others have;
-        None if nothing is left. Devices that a pool needs at least are taken from the others."""
-        if self.problem.goal != "time" or self.incumbent.best is None:
+        """Return the box without sizes with which a pool alone would make the step too long, or too dear, whatever the
+        others have; None if nothing is left. Devices that a pool needs at least are taken from the others."""
+        if self.incumbent.best is None:
             return box
         low, high = box
         while True:
@@ -41,36 +41,67 @@ class JobStageBounds:
             others = _most(
                 [arrival_seconds(self.bounds, blocks, choices), *(each for each in most if each is not None)]
             )
+            highs = high
+            if self.problem.goal == "cost":
+                step_s = self.least_step_seconds(others)
+                highs = tuple(
+                    [self.largest_affordable_place(blocks, (low, high), pool, step_s) for pool in range(len(blocks))]
+                )
+                if any(top < bottom for bottom, top in zip(low, highs, strict=True)):
+                    return None
             lows = []
-            for block, bottom, top in zip(blocks, low, high, strict=True):
-                least, lost = self.smallest_size_index(block, bottom, top, others)
+            for pool in range(len(blocks)):
+                least, lost = self.smallest_size_index(blocks, (low, highs), pool, others)
                 self.incumbent.note_pruned(lost)
-                if least > top:
+                if least > highs[pool]:
                     return None
                 lows.append(least)
-            if tuple(lows) == low:
+            if (tuple(lows), highs) == (low, high):
                 return low, high
-            narrower = self.boxes.narrow_box(blocks, (tuple(lows), high))
+            narrower = self.boxes.narrow_box(blocks, (tuple(lows), highs))
             if narrower is None:
                 return None
             low, high = narrower
 
-    def smallest_size_index(
-        self, block: PartitionBlock, bottom: int, top: int, others: Sequence[float]
-    ) -> tuple[int, float]:
-        """Return a place from `bottom` to `top` below which a pool makes the step too long, where no stage is shorter
-        than in `others`; one more than `top` if it does so with all. It is the largest such place, but for a share
-        `NEAR` of the range. Also return the least bound of the places below."""
-        lost = math.inf
+    def least_step_seconds(self, stages: Sequence[float], load: float = 0.0) -> float:
+        """Return the least seconds of a step whose stages take at least so long. load: seconds that a pool is busy."""
+        step_s = self.problem.host_seconds_between_stages + sum(stages)
+        # With several steps in flight a pool does one stage while others do the next.
+        return max(load, step_s / (self.problem.staleness_steps + 1))
+
+    def value_of_second(self, blocks: Blocks, places: Sequence[int], pool: int, place: int) -> float:
+        """Return what a second of a step is worth, with the fewest devices of all pools but one."""
+        places = [*places[:pool], place, *places[pool + 1 :]]
+        return self.problem.objective_value(1.0, blocks, self.boxes.pool_device_counts(blocks, places))
+
+    def largest_affordable_place(self, blocks: Blocks, box: Box, pool: int, step_s: float) -> int:
+        """Return the largest place of a pool with which a step that takes at least so long is not too dear; one less
+        than the smallest of the box if it is too dear with all."""
+        lows, highs = box
+        low, high = lows[pool] - 1, highs[pool]
+        while low < high:
+            middle = (low + high + 1) // 2
+            value = step_s * self.value_of_second(blocks, lows, pool, middle)
+            if value < self.incumbent.good_enough_bound():
+                low = middle
+            else:
+                self.incumbent.note_pruned(value)
+                high = middle - 1
+        return low
+
+    def smallest_size_index(self, blocks: Blocks, box: Box, pool: int, others: Sequence[float]) -> tuple[int, float]:
+        """Return a place of a pool's range below which it makes the step too long, or too dear, where no stage is
+        shorter than in `others`; one more than the largest if it does so with all. It is the largest such place, but
+        for a share `NEAR` of the range. Also return the least bound of the places below."""
+        lost, bottom, top = math.inf, box[0][pool], box[1][pool]
         low, high = bottom, top + 1
         while high - low > NEAR * (top - bottom):
-            middle = self.boxes.round_place(block, low, high - 1)
-            loads = self.pool_stage_seconds(block, middle)
+            middle = self.boxes.round_place(blocks[pool], low, high - 1)
+            loads = self.pool_stage_seconds(blocks[pool], middle)
             value = math.inf
             if loads is not None:
-                step_s = self.problem.host_seconds_between_stages + sum(map(max, loads, others))
-                # With several steps in flight a pool does one stage while others do the next.
-                value = max(sum(loads), step_s / (self.problem.staleness_steps + 1))
+                step_s = self.least_step_seconds(list(map(max, loads, others)), sum(loads))
+                value = step_s * self.value_of_second(blocks, box[0], pool, low)
             if value < self.incumbent.good_enough_bound():
                 high = middle
             else:

@@ -129,6 +129,16 @@ class Option:
             )
         return self._filled
 
+    @property
+    def least_peak(self) -> float:
+        """A lower bound of its bytes at the fullest moment, which is known earlier."""
+        return self.floor[0] + max(self.floor[1 : 1 + len(self.seconds)], default=0.0)
+
+    @property
+    def least_seconds(self) -> tuple[float, ...]:
+        """The least seconds of each task, in a pipeline with others or alone."""
+        return tuple([first for first, *_ in self.least_pipeline_seconds]) if self.can_share_stages else self.seconds
+
     def __getattr__(self, name: str) -> object:
         # Reached where a slot is still empty.
         if name not in Option.__annotations__:

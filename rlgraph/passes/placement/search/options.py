@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import le, lt
+from operator import lt
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.batch import Batch
@@ -19,7 +19,8 @@ from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
-from rlgraph.passes.placement.search.dominance import undominated
+from rlgraph.passes.placement.search.dominance import undominated, undominated_rows
+from rlgraph.passes.placement.search.limit import NO_LIMIT, Limit
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.strategies import Strategies
 from rlgraph.passes.placement.search.strategy import Key, Ranks, Split, Strategy
@@ -72,8 +73,8 @@ class Options(Strategies):
         self._synced: dict[tuple[object, ...], float] = {}
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
-        self._separate: dict[tuple[int, int, int], list[Option]] = {}
         self._apart: dict[tuple[int, int, int], Option] = {}
+        self._beside: dict[tuple[int, Split, tuple[Option, ...]], list[tuple[Option, tuple[float, ...]]]] = {}
         self._made: dict[tuple[Strategy, int], tuple[Option, ...]] = {}
         """The options of each strategy by their number of replicas."""
         self._paying: dict[tuple[Strategy, int], list[int]] = {}
@@ -84,42 +85,61 @@ class Options(Strategies):
         self._copies: dict[tuple[int, int], list[int]] = {}
         self._fitting: dict[tuple[int, int], list[Option]] = {}
         self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
-        self._found: dict[tuple[int, int, int], tuple[Option, ...]] = {}
+        self._found: dict[tuple[int, int, int, Limit], tuple[Option, ...]] = {}
         self._lighter: dict[object, list[int]] = {}
         self._sharing: dict[tuple[object, ...], Sharing] = {}
         self._filled: dict[tuple[int, int], Sharing] = {}
 
     def is_like(self, other: Options) -> bool:
-        """Return whether these are the options of the same work with the same settings."""
+        """Return whether these are the options of the same work with the same settings, whatever the components."""
         names = ("tasks", "constants", "engines", "streams", "fuses", "host_optimizer", "offload", "apart", "hosts")
-        return all(getattr(self, name) == getattr(other, name) for name in names) and [*self.parts.values()] == [
-            *other.parts.values()
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def adopt(self, components: Sequence[Component], other: Options, known: Sequence[Component]) -> Sequence[Component]:
+        """Return the components of other options that are like these, so that these are theirs, too: in place of one
+        that is equal to one of `known`, and has the same parts, that one."""
+
+        def parts_of(options: Options, component: Component) -> tuple[Component, ...]:
+            return options.parts.get(id(component), (component, component, component))
+
+        equal = [next((own for own in known if own == component), component) for component in components]
+        adopted = [
+            own if parts_of(self, own) == parts_of(other, component) else component
+            for own, component in zip(equal, components, strict=True)
         ]
+        self.parts |= {key: parts for key, parts in other.parts.items() if any(key == id(one) for one in adopted)}
+        return adopted
 
     @property
     def work_done(self) -> float:
         """The work of the searches for these options, in options made: it depends on the problem alone."""
         return self.options_made + COMPARED * self.options_compared + BOUND * len(self.tasks) * self.bounds_computed
 
-    def undominated_options(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
+    def undominated_options(
+        self, component: Component, island: NodeGroup, devices: int, limit: Limit = NO_LIMIT
+    ) -> tuple[Option, ...]:
         """Return the options of a component on at most so many devices of a node group, none of which another one
-        dominates, fastest first. More devices have all the options of fewer."""
-        key = (id(component), id(island), devices)
-        return get_or_compute(self._found, key, lambda: self._undominated(component, island, devices))
+        dominates, and none of which takes longer than the limit allows, fastest first. More devices have all the
+        options of fewer."""
+        key = (id(component), id(island), devices, limit)
+        return get_or_compute(self._found, key, lambda: self._undominated(component, island, devices, limit))
 
-    def _undominated(self, component: Component, island: NodeGroup, devices: int) -> tuple[Option, ...]:
+    def _undominated(self, component: Component, island: NodeGroup, devices: int, limit: Limit) -> tuple[Option, ...]:
         # Neighbouring numbers of devices often have the same options.
         strategies = self.strategies_by_split(component, island)
         rooms = [
             self.equivalent_replica_limit(component, island, same_split[0].most_replicas(devices))
             for same_split in strategies
         ]
+        # Who trains beside readers of their own shares no pipeline.
+        apart = limit._replace(shares=False)
         part_options = [
-            self.undominated_options(part, island, _rounded(devices)) for part in self.parts.get(id(component), ())[1:]
+            self.undominated_options(part, island, _rounded(devices), apart)
+            for part in self.parts.get(id(component), ())[1:]
         ]
         # Of several node groups it may need fewer.
         inner = (
-            self.undominated_options(component, island.inner, min(devices, island.inner.device_count))
+            self.undominated_options(component, island.inner, min(devices, island.inner.device_count), limit)
             if island.inner
             else ()
         )
@@ -129,9 +149,11 @@ class Options(Strategies):
                 option
                 for room, same_split in zip(rooms, strategies, strict=True)
                 for option in self.options_of_split(component, same_split, room)
+                if limit.seconds_left(option) > 0
             ]
             if part_options:
-                options += self.separate_reading_options(component, *part_options)
+                trainers, readers = part_options
+                options += self.separate_reading_options(component, trainers, readers, apart)
             if inner:
                 options = [*dict.fromkeys((*inner, *options))]
             self.options_compared += len(options)
@@ -139,7 +161,7 @@ class Options(Strategies):
 
         return get_or_compute(
             self._fronts,
-            (id(component), id(island), *rooms, *map(id, part_options), id(inner)),
+            (id(component), id(island), limit, *rooms, *map(id, part_options), id(inner)),
             compute_undominated_options,
         )
 
@@ -205,38 +227,60 @@ class Options(Strategies):
             ],
         )
 
+    def least_task_seconds(
+        self, component: Component, island: NodeGroup, devices: int, shares: bool = False
+    ) -> dict[int, float]:
+        """Return seconds of each of a component's tasks that no option with one split for all of them takes less than,
+        on at most so many devices of a node group; empty where there is none. shares: whether it may share its pipeline
+        with others."""
+        least = self.least_task_seconds(component, island.inner, devices, shares) if island.inner else {}
+        fit = usable_device_bytes(island, self.constants)
+        for same_split in self.strategies_by_split(component, island):
+            most = self.equivalent_replica_limit(component, island, same_split[0].most_replicas(devices))
+            for option in self.options_of_split(component, same_split, most):
+                if option.least_peak <= fit:
+                    seconds = option.least_seconds if shares else option.seconds
+                    for task, task_s in zip(component.tasks, seconds, strict=True):
+                        least[task] = min(task_s, least.get(task, task_s))
+        return least
+
     def separate_reading_options(
-        self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...]
+        self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...], limit: Limit
     ) -> Iterator[Option]:
         """Yield the ways to train and read with a split of its own each that are worth it: some of what is read is
         there earlier by a tenth than if who trains it read, and no other reader is better in all."""
         for trainer in trainers:
-            key = (id(whole), id(trainer), id(readers))
-            yield from get_or_compute(
-                self._separate, key, partial(list, self.separate_reading_options_of_trainer(whole, trainer, readers))
-            )
+            yield from self.separate_reading_options_of_trainer(whole, trainer, readers, limit)
 
     def separate_reading_options_of_trainer(
-        self, whole: Component, trainer: Option, readers: Sequence[Option]
+        self, whole: Component, trainer: Option, readers: Sequence[Option], limit: Limit = NO_LIMIT
     ) -> Iterator[Option]:
         """Yield these ways for one way to train."""
         _, _, read = self.parts[id(whole)]
         together = [FASTER * task_s for task_s in self.reading_seconds_of_trainer(whole, read, trainer)]
-        keys: list[Key] = []
-        for reader in readers:
-            if reader.total >= sum(together) and len(together) == 1:
-                break
-            wait = self.sync_seconds(whole, trainer, reader)
-            first, *others = reader.seconds
-            seconds = (first + wait, *others)
-            if trainer.split == reader.split or not any(map(lt, seconds, together)):
-                continue
-            reader_key = (*seconds, reader.resident, *reader.active)
-            if any(all(map(le, other, reader_key)) for other in keys):
-                continue
-            keys.append(reader_key)
-            key = (id(whole), id(trainer), id(reader))
-            yield get_or_compute(self._apart, key, partial(self._separate_option, whole, trainer, reader, seconds))
+        beside = get_or_compute(
+            self._beside,
+            (id(whole), trainer.split, tuple(readers)),
+            lambda: self.undominated_readers(whole, trainer, readers),
+        )
+        most_s = limit.seconds_left(trainer)
+        for reader, seconds in beside:
+            if any(map(lt, seconds, together)) and sum(seconds) < most_s:
+                key = (id(whole), id(trainer), id(reader))
+                yield get_or_compute(self._apart, key, partial(self._separate_option, whole, trainer, reader, seconds))
+
+    def undominated_readers(
+        self, whole: Component, trainer: Option, readers: Sequence[Option]
+    ) -> list[tuple[Option, tuple[float, ...]]]:
+        """Return the readers beside those who train with a split none of which is better in all than another one, each
+        with the seconds of what is read, with what its weights take."""
+        others = [reader for reader in readers if reader.split != trainer.split]
+        waits = [self.sync_seconds(whole, trainer, reader) for reader in others]
+        seconds = [
+            (first + wait, *rest) for (first, *rest), wait in zip((r.seconds for r in others), waits, strict=True)
+        ]
+        keys = [(reader.resident, *reader.active, *taken) for reader, taken in zip(others, seconds, strict=True)]
+        return [(others[index], seconds[index]) for index in undominated_rows(keys)]
 
     def _separate_option(
         self, whole: Component, trainer: Option, reader: Option, seconds: Sequence[float]

@@ -128,6 +128,8 @@ class Search:
         self.tries, self.patience = TryBudget(), patience
         self._gap, self._gained = math.inf, 0
         """The gap at the last gain, and the steps until then."""
+        self._limited_by: SearchResult | None = None
+        """The plan that options have to beat."""
         self._seen_allocations: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
         self._postponed: list[Postponed] = []
@@ -162,7 +164,7 @@ class Search:
     def run_until_deadline(self) -> None:
         """Run `search_partitions` and `search_shared_pipelines` until the time is over, which raises OutOfTime."""
         try:
-            with _uncollected():
+            with uncollected():
                 try:
                     self.search_partitions()
                     self.search_postponed()
@@ -186,6 +188,7 @@ class Search:
     def search_partitions(self) -> None:
         """Look at all partitions until the best plan is near enough."""
         incumbent = self.incumbent
+        self.limit_options()
         heap: list[Entry] = []
         first = len(self.bounds) - 1
         for blocks in self.candidates:
@@ -202,6 +205,7 @@ class Search:
             self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
         if incumbent.best is None and not self.keep_plan_that_fits() and not self.ways:
             heap.clear()
+        self.limit_options()
         popped = 0
         while heap:
             least, number, way, blocks, box, sharp = heappop(heap)
@@ -249,6 +253,14 @@ class Search:
                         heap, max(least, self.box_bound(part_way, part, narrowed)), part_way, part, narrowed
                     )
         incumbent.least_open_bound = math.inf
+
+    def limit_options(self) -> None:
+        """Leave out options with which no plan beats the best one, where there is one and it is another one than so
+        far."""
+        if self.incumbent.best is not None and self.incumbent.best is not self._limited_by:
+            self._limited_by = self.incumbent.best
+            for bounds in self.bounds:
+                bounds.limit_options(self.incumbent.best.value)
 
     def search_postponed(self) -> None:
         """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
@@ -427,7 +439,7 @@ class Search:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Turn off the garbage collector: what a search makes stays until its end, and to go through it again and again
     takes a fifth of the time."""
     enabled = gc.isenabled()
