@@ -117,7 +117,13 @@ PROGRAMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "dpo": (
         {"lr=5e-7": "lr=0.02"},
-        {"base": weights(0), "actor": CAUSAL, "pairs": 'jsonl("preferences.jsonl", batch=5)'},
+        {
+            "base": weights(0),
+            "actor": CAUSAL,
+            # Of a copy all margins of the first step are 0 but for rounding, which decides `margin > 0`.
+            "ref": f'frozen(causal_lm({weights(1)}, dtype="float64"))',
+            "pairs": 'jsonl("preferences.jsonl", batch=5)',
+        },
     ),
     "distill": (
         # Of five samples those three that end first.

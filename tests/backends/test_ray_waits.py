@@ -124,9 +124,9 @@ def test_torch_tells_while_it_waits_and_a_collective_that_fails_is_a_link_that_d
     finally:
         for each in ranks:
             each.kill()
-    [waits] = found.open
+    [waits] = found.unfinished
     assert (waits.number, waits.name, waits.elements, waits.group[1]) == (2, "all_reduce", 35, (0, 1))
-    assert found.last[waits.group] == 2
+    assert found.last_numbers[waits.group] == 2
     [one] = work
     assert one.what == "`train`" and one.seconds == 1 and ".py:" in one.place
     assert str(failed).startswith("the other end is gone or does not answer, after 2.0 s: ")

@@ -68,7 +68,8 @@ def add_transfers(
     for (start, end), stage, entry, position in _timed(lists, paths, seconds):
         keyed[stage].append(((start, 1.0), entry))
         path, by = paths[entry.replica], {"F": 1, "B": -1, "I": -1}.get(entry.part, 0)
-        if not by or not 0 <= (needed := position + by) < len(path):
+        if not by or not 0 <= (needed := position + by) < len(path) or path[needed] == stage:
+            # Between chunks of one stage alone nothing is sent.
             continue
         part: Literal["F", "B"] = "F" if by == 1 else "B"
         # Messages that are ready at the same time have any order that is the same on both their stages.
