@@ -210,7 +210,7 @@ streams
     assert told(capsys, "diff", "small.rls", "other.rls") == (1, expected, "")
     assert told(capsys, "diff", "small.rlf", "small.rls", "other.rls") == (1, expected, "")
     code, _, err = told(capsys, "diff", "small.rls")
-    assert code == 2 and "diff takes two files, or a program and two schedules" in err
+    assert code == 2 and "diff takes two files or folders of runs, or a program and two schedules" in err
 
 
 def test_colours_of_a_difference(
@@ -258,9 +258,11 @@ def test_files_that_are_no_plans(
         assert name in err, (name, err)
         assert err.count("error[") == 1 and len(err) < 1000, (name, err)
     (folder / "folder.json").mkdir()
-    for name, message in (("folder", "it is a folder"), ("missing", "no such file")):
+    # Of a folder `diff` wants a run's.
+    folders = (2, "it is not the folder of a run") if command[0] == "diff" else (1, "it is a folder")
+    for name, (wrong, message) in {"folder": folders, "missing": (1, "no such file")}.items():
         code, out, err = told(capsys, *command, f"{name}.json")
-        assert (code, out) == (1, "") and message in err
+        assert (code, out) == (wrong, "") and message.removeprefix("it ") in err
 
 
 def test_a_plan_that_was_changed_since(folder: Path, plans: tuple[str, str]) -> None:

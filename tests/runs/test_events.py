@@ -126,7 +126,7 @@ OTHER = _Other()
 def test_what_is_no_function_is_refused_before_the_run() -> None:
     with pytest.raises(RlgraphError, match="E0875") as wrong:
         rlgraph.compile(Path("tiny.rlf")).run(1, out="run", on_event="events.jsonl")  # type: ignore[arg-type]
-    assert "`on_event` is a str" in str(wrong.value) and not Path("run").exists()
+    assert "`on_event` is 'events.jsonl', which cannot be called" in str(wrong.value) and not Path("run").exists()
 
 
 def test_a_run_that_fails_says_so_in_its_events() -> None:
