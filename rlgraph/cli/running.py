@@ -319,7 +319,7 @@ def resume(
     RUN is the folder of a run that was begun with `--save-every`. It ends with the metrics and the weights of a run
     that was not interrupted, bit for bit.
     """
-    from rlgraph.runs.checkpoint.resuming import read_run_record
+    from rlgraph.runs.checkpoint.resuming import read_run_record, recorded_schedule
 
     with reporting_errors(form):
         saved = read_run_record(run)
@@ -337,9 +337,7 @@ def resume(
             **given,
         )
         options.check_backend()
-        schedule = saved.get("schedule")
-        if schedule and "\n" not in schedule:
-            schedule = Path(schedule)
+        schedule = recorded_schedule(saved)
         compiled = compile_or_load(
             saved["program"], saved["set"], schedule, advice=_ADVICE, devices=saved.get("devices", 1)
         )

@@ -9,7 +9,7 @@ from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compile import check_program, compile_program
 from rlgraph.passes.compilation.plan_file import PlanFile
 from rlgraph.passes.compilation.read_program import OpenedProgram, decode_source
-from rlgraph.runs.checkpoint.resuming import read_run_record
+from rlgraph.runs.checkpoint.resuming import read_run_record, recorded_schedule
 from rlgraph.runs.folder import PLAN, PROGRAM
 from rlgraph.runs.planfiles.file import LARGEST_BYTES, open_plan_file, plan_file_of, read_plan_file
 
@@ -21,12 +21,11 @@ def plan_of_run(run: Path) -> PlanFile:
     saved = read_run_record(run)
     if (run / PLAN).is_file():
         return read_plan_file(open_plan_file(run / PLAN))
-    path, schedule = saved["program"], saved["schedule"]
+    path = saved["program"]
     source = decode_source(path, read_bytes(run / PROGRAM, LARGEST_BYTES))
     # Paths of the program and of its settings are relative to the folder in which the run was started.
     folder = Path(saved["folder"])
     with chdir(folder) if folder.is_dir() else nullcontext():
         opened = OpenedProgram(source, Path(path).parent)
-        placed = Path(schedule) if schedule and "\n" not in schedule else schedule
-        unplanned = check_program(opened, saved["set"], placed)
+        unplanned = check_program(opened, saved["set"], recorded_schedule(saved))
         return plan_file_of(compile_program(opened, saved["set"], unplanned, saved["devices"], None), Path())

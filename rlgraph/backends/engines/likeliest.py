@@ -109,12 +109,8 @@ def _largest(logits: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tenso
     if count == logits.shape[1]:
         values, columns = logits.sort(dim=1, descending=True, stable=True)
         return values, numbers[columns]
-    values, columns = logits.topk(min(count + 1, logits.shape[1]), dim=1)
-    columns, order = columns.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    columns = columns.gather(1, order)
+    values, columns = largest_in_order(logits, min(count + 1, logits.shape[1]))
     if values.shape[1] > count:
-        # Of some equal ones `topk` takes any.
         tied = (values[:, count - 1] == values[:, count]).nonzero()[:, 0]
         if tied.numel():
             columns[tied] = logits[tied].sort(dim=1, descending=True, stable=True)[1][:, : count + 1]
@@ -124,6 +120,15 @@ def _largest(logits: Tensor, numbers: Tensor, count: int) -> tuple[Tensor, Tenso
         values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)
         ids = torch.nn.functional.pad(ids, (0, missing), value=-1)
     return values, ids
+
+
+def largest_in_order(numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest of each row and their columns, [M, count], in descending order; of equal ones that with the
+    smaller column is first. Of some that are equal to the least one `topk` takes any."""
+    values, columns = numbers.topk(count, dim=1)
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, order)
 
 
 def _gather(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptTokens, restrict_ranked, without_unlikely
+from rlgraph.backends.engines.likeliest import KeptTokens, largest_in_order, restrict_ranked, without_unlikely
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.enginespec.memory import RANKING
@@ -166,14 +166,12 @@ def _restrict_likeliest(weights: Tensor, sampling: Sampling) -> Tensor:
     count = max(LIKELIEST, 2 * sampling.top_k)
     if count >= weights.shape[1]:
         return torch.arange(len(weights))
-    values, columns = weights.topk(count, dim=1)
-    columns, order = columns.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    values, columns = largest_in_order(weights, count)
     kept = restrict_ranked(values, sampling.top_k, sampling.top_p, _total(weights, sampling))
-    # Of equal weights `topk` takes any: those of the least one that it took are not all here.
+    # Of those that are equal to the least one not all are here.
     told = kept.masked_fill(kept == 0, torch.inf).amin(1) > values[:, -1]
     rows = told.nonzero()[:, 0]
-    weights[rows] = torch.zeros_like(weights[rows]).scatter_(1, columns.gather(1, order)[rows], kept[rows])
+    weights[rows] = torch.zeros_like(weights[rows]).scatter_(1, columns[rows], kept[rows])
     return (~told).nonzero()[:, 0]
 
 

@@ -89,12 +89,14 @@ def _automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 def token_bytes(tokenizer: Any) -> list[bytes]:
     """Return what each token adds to a text, in UTF-8: of special ones their name."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     count = len(tokenizer)
     named = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     names = tokenizer.convert_ids_to_tokens(list(range(count)))
     if backend is not None and type(backend.decoder).__name__ == "ByteLevel":
-        letters = byte_of_letter()
+        letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
         split = [_bytes_of_letters(name or "", letters) for name in names]
     else:
         # Behind another token, because some decoders drop the blank that a text begins with.
@@ -105,14 +107,6 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
         single = [_BYTE.fullmatch(name or "") for name in names]
         split = [bytes([int(each[1], 16)]) if each else piece for each, piece in zip(single, split, strict=True)]
     return [named[each].encode() if each in named else piece for each, piece in enumerate(split)]
-
-
-def byte_of_letter() -> dict[str, int]:
-    """Return the bytes that the letters of byte-level tokenizers stand for: visible characters for themselves, the
-    others for the characters from U+0100 on, in their order (GPT-2's `bytes_to_unicode`)."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
 def _bytes_of_letters(name: str, letters: dict[str, int]) -> bytes:

@@ -104,7 +104,7 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: ChatOptions | None = None) -> None:
         self.tokenizer = tokenizer
-        self._stop_texts: dict[tuple[str, ...], StopTexts] = {}
+        self._stop_texts: dict[tuple[str, ...], StopTexts | None] = {}
         self.chat = chat or ChatOptions()
         """How conversations are written."""
         if self.chat.template is not None:
@@ -295,11 +295,10 @@ class Codec:
     def stop_texts(self, texts: tuple[str, ...]) -> StopTexts | None:
         """Return what finds these texts in answers; None where all are special tokens, of which only the token
         counts."""
-        special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        if special.issuperset(texts):
-            return None
         if texts not in self._stop_texts:
-            self._stop_texts[texts] = find_stop_texts(texts, self.tokenizer)
+            special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+            only = special.issuperset(texts)
+            self._stop_texts[texts] = None if only else find_stop_texts(texts, self.tokenizer)
         return self._stop_texts[texts]
 
     def encode_response(self, text: str) -> list[int]:

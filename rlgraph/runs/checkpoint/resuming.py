@@ -79,6 +79,12 @@ def read_run_record(run: Path) -> dict[str, Any]:
     return dict(content)
 
 
+def recorded_schedule(saved: Mapping[str, Any]) -> Path | str | None:
+    """Return the schedule of a run's record: the file, or the text itself."""
+    schedule: str | None = saved.get("schedule")
+    return Path(schedule) if schedule and "\n" not in schedule else schedule
+
+
 def resumed_options(options: RunOptions, run: Path) -> RunOptions:
     """Return the options with which a run is resumed. Raise UsageMistake if its folder is not that of a run."""
     saved = read_run_record(run)

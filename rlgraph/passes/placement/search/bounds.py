@@ -8,6 +8,7 @@ from itertools import chain, product
 from operator import attrgetter, le
 from types import MappingProxyType
 
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.candidates import (
@@ -82,6 +83,11 @@ class Bounds:
                 besides[number] += max(busy.values())
         return besides
 
+    def options_of(self, number: int, island: NodeGroup, devices: int) -> tuple[Option, ...]:
+        """Return the options of a component on at most so many devices of a node group that may beat the best plan."""
+        component, limit = self.problem.components[number], self.limits.get(number, NO_LIMIT)
+        return self.problem.options.undominated_options(component, island, devices, limit)
+
     def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
         """Return the candidates of all components, with so many devices of each pool; None if a pool cannot hold its
         own. A component that has no pool yet may have any of these."""
@@ -103,13 +109,8 @@ class Bounds:
     def options_anywhere(self, number: int, devices: Devices) -> Candidates:
         """Return the options of a component on any of some pools: devices of the largest one on each node group."""
         if (number, devices) not in self._anywhere:
-            component, joined = self.problem.components[number], self.problem.cluster.join_node_groups
-            options = [
-                self.problem.options.undominated_options(
-                    component, joined(islands), size, self.limits.get(number, NO_LIMIT)
-                )
-                for islands, size in devices
-            ]
+            joined = self.problem.cluster.join_node_groups
+            options = [self.options_of(number, joined(islands), size) for islands, size in devices]
             candidates = Candidates(sorted(chain.from_iterable(options), key=attrgetter("order")), devices)
             self._anywhere[number, devices] = candidates
         return self._anywhere[number, devices]
@@ -149,12 +150,7 @@ class Bounds:
 
     def _fitting(self, block: PartitionBlock, devices: int) -> PoolOptions | None:
         island = self.problem.pool_node_group(block)
-        all_options = {
-            number: self.problem.options.undominated_options(
-                self.problem.components[number], island, devices, self.limits.get(number, NO_LIMIT)
-            )
-            for number in block.components
-        }
+        all_options = {number: self.options_of(number, island, devices) for number in block.components}
         if not all(all_options.values()):
             return None
         held = {number: self.least_resident_bytes(number, options) for number, options in all_options.items()}
