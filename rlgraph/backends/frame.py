@@ -177,10 +177,10 @@ class Frame:
             elif rows.axis.parent and rows.axis.parent.key in chosen:
                 # Children lie one behind the other under their parent, whatever the parents' order becomes.
                 above = chosen[rows.axis.parent.key]
-                counts = np.bincount(self._parent(rows), minlength=self.row_count(rows.axis.parent.key))
-                starts = counts.cumsum() - counts
-                chosen[key] = ragged_positions(starts[above], counts[above])
-                parent = np.repeat(np.arange(above.shape[0]), counts[above])
+                before = self.rows_before(key, rows.axis.parent.key)
+                starts, counts = before[above], before[above + 1] - before[above]
+                chosen[key] = ragged_positions(starts, counts)
+                parent = np.repeat(np.arange(above.shape[0]), counts)
                 rows_left[key] = rows.take(chosen[key], parent)
             else:
                 rows_left[key] = rows

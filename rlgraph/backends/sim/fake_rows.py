@@ -94,8 +94,8 @@ class FakeRows(RemoteRows):
         """Return the rows as the cost model sees them."""
         return Batch(
             float(self.row_count),
-            Lengths.from_lengths(self.prompt.tolist()),
-            Lengths.from_lengths(self.response.tolist()),
+            Lengths.from_array(self.prompt),
+            Lengths.from_array(self.response),
         )
 
     def lengths_with_given_up(self, kept: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +113,7 @@ class FakeRows(RemoteRows):
     def sampling_cost_batch(self, kept: int, samples: int) -> Batch:
         """Return the work of sampling these rows, of which `kept` of so many samples are left."""
         prompt, response = (
-            Lengths.from_lengths(tokens.reshape(-1).tolist()) for tokens in self.lengths_with_given_up(kept, samples)
+            Lengths.from_array(tokens.reshape(-1)) for tokens in self.lengths_with_given_up(kept, samples)
         )
         return Batch(float(self.row_count // kept * samples), prompt, response, samples)
 

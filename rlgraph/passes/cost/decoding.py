@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
@@ -343,19 +346,25 @@ class DecodeStepCost:
 
     def cost(self, rows: float) -> Cost:
         """Return the cost of a step with so many rows."""
+        compute, memory, sent, launched = self._parts(rows, max, min)
+        return Cost(compute, memory, sent, overhead=launched)
+
+    def costs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the parts of `cost` of steps with so many rows each: compute, memory, communication, overhead."""
+        compute, memory, sent, launched = self._parts(rows, np.maximum, np.minimum)
+        return compute, memory, sent, launched
+
+    def _parts(self, rows: Any, larger: Callable[..., Any], smaller: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
         # Only those experts are read to which some row is routed.
         weights = self.weights + self.others * (1 - self.missed**rows) if self.missed else self.weights
         if self.above:
-            weights += self.experts * self._uneven(rows)
+            # How many more of its experts the fullest rank reads than a rank does on average, as a share of a rank's
+            # experts. The number read is about normal, where routers choose at random.
+            read = 1 - self.missed ** (rows + 1)
+            weights += self.experts * smaller(1 - read, self.above * (read * (1 - read) / self.per_rank) ** 0.5)
         memory = weights + rows * self.cache
-        compute, sent = max(0.0, rows * self.compute - memory), self.rounds + rows * self.sent
+        compute, sent = larger(0.0, rows * self.compute - memory), self.rounds + rows * self.sent
         launched = self.overhead + rows * self.row
         if self.queues:
-            launched = max(0.0, launched - compute - memory - sent)
-        return Cost(compute, memory, sent, overhead=launched)
-
-    def _uneven(self, rows: float) -> float:
-        """Return how many more of its experts the fullest rank reads than a rank does on average, as a share of a
-        rank's experts. The number read is about normal, where routers choose at random."""
-        read: float = 1 - self.missed ** (rows + 1)  # As `cost` counts them.
-        return min(1 - read, self.above * math.sqrt(read * (1 - read) / self.per_rank))
+            launched = larger(0.0, launched - compute - memory - sent)
+        return compute, memory, sent, launched

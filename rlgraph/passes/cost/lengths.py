@@ -14,11 +14,13 @@ import math
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any
+
+import numpy as np
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.errors.source_files import read_source
@@ -61,9 +63,13 @@ class Lengths:
         """Return the distribution of given rows. More than `STEPS` rows become `STEPS` equal shares; the mean
         stays."""
         values = sorted(lengths) or [0.0]
-        if len(values) > STEPS:
-            values = [_share(values, number) for number in range(STEPS)]
-        return cls(tuple(values))
+        return cls(_equal_shares(values) if len(values) > STEPS else tuple(values))
+
+    @classmethod
+    def from_array(cls, lengths: np.ndarray) -> Lengths:
+        """Return `from_lengths` of an array [rows]."""
+        ordered = np.sort(lengths)
+        return cls(_equal_shares(ordered)) if len(ordered) > STEPS else cls.from_lengths(ordered.tolist())
 
     @classmethod
     def lognormal(cls, **given: float) -> Lengths:
@@ -365,14 +371,13 @@ def _percent(name: str) -> float:
     return float(match[1]) if match and 0 < float(match[1]) < 100 else 0.0
 
 
-def _share(ordered: list[float], number: int) -> float:
-    """Return the mean of one of `STEPS` equal shares. Each row counts as `STEPS` pieces, so that rows that lie in two
-    shares are divided."""
-    pieces = len(ordered)
-    first, begins = divmod(number * pieces, STEPS)
-    last, ends = divmod((number + 1) * pieces, STEPS)
-    inside = STEPS * sum(ordered[first:last]) - begins * ordered[first]
-    return (inside + (ends * ordered[last] if ends else 0.0)) / pieces
+def _equal_shares(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    """Return the mean of each of `STEPS` equal shares of at least as many rows, ascending. Each row counts as `STEPS`
+    pieces, so that rows that lie in two shares are divided."""
+    ordered, pieces = np.asarray(values), len(values)
+    bounds, cut = np.divmod(np.arange(STEPS + 1) * pieces, STEPS)
+    whole, parts = np.add.reduceat(ordered, bounds[:-1]), cut * ordered[np.minimum(bounds, pieces - 1)]
+    return tuple(((STEPS * whole - parts[:-1] + parts[1:]) / pieces).tolist())
 
 
 def _inside(text: str) -> tuple[int, int]:

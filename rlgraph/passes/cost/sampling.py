@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
+import numpy as np
+
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
@@ -116,29 +118,21 @@ def predict_sampling(
     mixed = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
     preempted = preempted_cost(config, deployment, constants, batch, len(answers), slots)
     read += (preempted + mixed.scaled(-1)).scaled(slower)
-    ended = decoding_ends(answers, most)
-    order = sorted(range(len(ended)), key=ended.__getitem__)
-    left = [min(most, len(ended) - number) for number in range(len(ended))]
-    """Rows that are decoded together until the next one ends: waiting rows begin at once."""
-    costs, seconds, total = dict[int, Cost](), dict[int, float](), dict[int, float]()
-    ends = [0.0] * len(ended)
-    before = decoded = begun = 0.0
-    call_s, read_s = call.seconds, read.seconds
-    for number, (row, together) in enumerate(zip(order, left, strict=True)):
-        if took := ended[row] - before:
-            # Prompts are read when their rows begin: at first as many as there are slots.
-            begun, before = min(1.0, (most + number) / len(ended)), ended[row]
-            if together not in costs:
-                costs[together], total[together] = step.cost(together), 0.0
-                seconds[together] = costs[together].seconds
-            decoded += took * seconds[together] * slower
-            total[together] += took
-        ends[row] = call_s + read_s * begun + decoded
+    ended, numbers = np.array(decoding_ends(answers, most), dtype=float), np.arange(len(answers))
+    order = ended.argsort(kind="stable")
+    took = np.diff(ended[order], prepend=0.0)
+    # Rows that are decoded together until the next one ends: waiting rows begin at once.
+    decoding = [part * took * slower for part in step.costs(np.minimum(most, len(ended) - numbers))]
+    # Prompts are read when their rows begin: at first as many as there are slots, then one when another row ends.
+    before = np.maximum.accumulate(np.where(took > 0, numbers, -most))
+    begun = np.minimum(1.0, (most + before) / len(ended))
+    ends = np.empty(len(ended))
+    ends[order] = call.seconds + read.seconds * begun + sum(decoding).cumsum()
     pace = SamplingPace(
         call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).scaled(slower).seconds
     )
-    decoding = Cost.weighted_sum([(cost, total[count] * slower) for count, cost in costs.items()])
-    return SamplingResult(call + read + decoding, ends, pace)
+    compute, memory, sent, launched = (float(part.sum()) for part in decoding)
+    return SamplingResult(call + read + Cost(compute, memory, sent, overhead=launched), ends.tolist(), pace)
 
 
 class ContinuousBatch:
