@@ -127,7 +127,7 @@ def predict_sampling(
     before = np.maximum.accumulate(np.where(took > 0, numbers, -most))
     begun = np.minimum(1.0, (most + before) / len(ended))
     ends = np.empty(len(ended))
-    ends[order] = call.seconds + read.seconds * begun + sum(decoding).cumsum()
+    ends[order] = call.seconds + read.seconds * begun + np.sum(decoding, axis=0).cumsum()
     pace = SamplingPace(
         call.seconds, read.seconds / len(ended), most, lambda count: step.cost(count).scaled(slower).seconds
     )

@@ -287,21 +287,25 @@ class Bounds:
         for split in source.candidates_by_split:
             key = tuple(split.least_task_seconds)
             for ends, target, together in targets:
-                brought = [
-                    self.problem.pair_sync_seconds(ends, split.options[0], target_split.options[0], together)
-                    for target_split in target.candidates_by_split
-                ]
-                arrivals = [
-                    [wait + task_s for task_s in target_split.least_task_seconds]
-                    for wait, target_split in zip(brought, target.candidates_by_split, strict=True)
-                ]
-                key = (min(brought), *column_minima(arrivals), *key)
+                known = ends, id(split.options[0].split), together
+                arrived = partial(self._arrivals, ends, split.options[0], target, together)
+                key = (*get_or_compute(target.arrivals, known, arrived), *key)
             if self.problem.options.apart:
                 key = (*key, -split.most_replicas)
             if not any(all(map(le, other, key)) for other in keys):
                 keys.append(key)
                 splits.append(split)
         return splits
+
+    def _arrivals(self, ends: tuple[int, int], source: Option, target: Candidates, together: bool) -> tuple[float, ...]:
+        """Return the seconds of the fastest transfer of weights from one option to some others, and for each task of
+        these the least seconds until it has its weights and is done."""
+        splits = target.candidates_by_split
+        waits = [self.problem.pair_sync_seconds(ends, source, split.options[0], together) for split in splits]
+        arrivals = [
+            [wait + task_s for task_s in split.least_task_seconds] for wait, split in zip(waits, splits, strict=True)
+        ]
+        return (min(waits), *column_minima(arrivals))
 
     def may_wait_for_weights(self, number: int, home: Mapping[int, int]) -> bool:
         """Return whether a component may have to wait for weights."""

@@ -28,6 +28,8 @@ class Candidates:
         """The transfers of weights from these to others, which may share their pool."""
         self.fastest: dict[tuple[object, ...], float] = {}
         """The fastest of these to one split of another component, which may share their pool."""
+        self.arrivals: dict[tuple[object, ...], tuple[float, ...]] = {}
+        """When weights of one split of another component, which may share their pool, have come to these."""
         self.costs: dict[object, np.ndarray] = {}
         """The seconds of each with what its bytes are worth, by each knapsack."""
 
