@@ -151,7 +151,7 @@ def options(problem: PlacementProblem, component: Component, island: NodeGroup, 
     if id(component) in made.parts:
         _, *halves = made.parts[id(component)]
         for trainer, reader in product(*(options(problem, half, island, devices) for half in halves)):
-            yield from made.separate_reading_options_of_trainer(component, trainer, [reader])
+            yield from made.reading.options_of_trainer(component, trainer, [reader])
 
 
 def _alike(problem: PlacementProblem, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:

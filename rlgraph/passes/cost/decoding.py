@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.families import linear_layers
@@ -29,6 +27,9 @@ from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.lengths import Lengths, largest_excess
 from rlgraph.passes.cost.work import Tokens
 from rlgraph.passes.memo import get_or_compute
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def generation_cost(config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> Cost:
@@ -351,6 +352,8 @@ class DecodeStepCost:
 
     def costs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the parts of `cost` of steps with so many rows each: compute, memory, communication, overhead."""
+        import numpy as np  # What draws a plan loads this module, and needs no numbers.
+
         compute, memory, sent, launched = self._parts(rows, np.maximum, np.minimum)
         return compute, memory, sent, launched
 

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rlgraph.errors import Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.errors.source_files import read_source
 from rlgraph.passes.memo import get_or_compute
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BAD_TEXT = "E0926"
 IMPOSSIBLE = "E0927"
@@ -62,14 +63,13 @@ class Lengths:
     def from_lengths(cls, lengths: Iterable[float]) -> Lengths:
         """Return the distribution of given rows. More than `STEPS` rows become `STEPS` equal shares; the mean
         stays."""
-        values = sorted(lengths) or [0.0]
-        return cls(_equal_shares(values) if len(values) > STEPS else tuple(values))
+        values = [*lengths] or [0.0]
+        return cls(_equal_shares(values) if len(values) > STEPS else tuple(sorted(values)))
 
     @classmethod
     def from_array(cls, lengths: np.ndarray) -> Lengths:
         """Return `from_lengths` of an array [rows]."""
-        ordered = np.sort(lengths)
-        return cls(_equal_shares(ordered)) if len(ordered) > STEPS else cls.from_lengths(ordered.tolist())
+        return cls(_equal_shares(lengths)) if len(lengths) > STEPS else cls.from_lengths(lengths.tolist())
 
     @classmethod
     def lognormal(cls, **given: float) -> Lengths:
@@ -372,9 +372,11 @@ def _percent(name: str) -> float:
 
 
 def _equal_shares(values: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """Return the mean of each of `STEPS` equal shares of at least as many rows, ascending. Each row counts as `STEPS`
-    pieces, so that rows that lie in two shares are divided."""
-    ordered, pieces = np.asarray(values), len(values)
+    """Return the mean of each of `STEPS` equal shares of more rows. Each row counts as `STEPS` pieces, so that rows
+    that lie in two shares are divided."""
+    import numpy as np  # What draws a plan loads this module, and needs no numbers.
+
+    ordered, pieces = np.sort(values), len(values)
     bounds, cut = np.divmod(np.arange(STEPS + 1) * pieces, STEPS)
     whole, parts = np.add.reduceat(ordered, bounds[:-1]), cut * ordered[np.minimum(bounds, pieces - 1)]
     return tuple(((STEPS * whole - parts[:-1] + parts[1:]) / pieces).tolist())

@@ -12,8 +12,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-import numpy as np
-
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.cost import Cost
@@ -118,6 +116,8 @@ def predict_sampling(
     mixed = mixed_steps_saving(deployment, batch, len(answers), slots, max(slots, most), step, read)
     preempted = preempted_cost(config, deployment, constants, batch, len(answers), slots)
     read += (preempted + mixed.scaled(-1)).scaled(slower)
+    import numpy as np  # What draws a plan loads this module, and needs no numbers.
+
     ended, numbers = np.array(decoding_ends(answers, most), dtype=float), np.arange(len(answers))
     order = ended.argsort(kind="stable")
     took = np.diff(ended[order], prepend=0.0)

@@ -28,10 +28,11 @@ from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
-from rlgraph.passes.placement.search.options import FASTER, Options
+from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import component_partitions
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.search import Search
+from rlgraph.passes.placement.search.separate_reading import FASTER
 from tests.suites import few
 
 __all__ = ["coarse"]
@@ -120,7 +121,7 @@ def options_of(problem: PlacementProblem, number: int, islands: tuple[int, ...],
     if id(component) in problem.options.parts:
         _, *halves = problem.options.parts[id(component)]
         for trainer, reader in product(*(all_of(problem, half, islands, devices) for half in halves)):
-            made = list(problem.options.separate_reading_options_of_trainer(component, trainer, [reader]))
+            made = list(problem.options.reading.options_of_trainer(component, trainer, [reader]))
             assert [each.seconds for each in made] == worth_it(problem, component, trainer, reader)
             found += made
     return found

@@ -309,7 +309,7 @@ class PlacementProblem:
 
     def _lanes(self, component: int, copies: int) -> float:
         """Return how many replicas send or receive at most, as long as the one that has most rows."""
-        rows = self.options.shardable_unit_counts(self.components[component])[-1]
+        rows = self.options.counts.shardable_unit_counts(self.components[component])[-1]
         return rows / ceil(rows / copies)
 
     def dollars_per_second(self, blocks: Blocks, devices: Sequence[int]) -> float:
