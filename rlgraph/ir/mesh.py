@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 
@@ -43,14 +44,14 @@ _WITHIN = frozenset(axis.name for axis in AXES if not axis.spread)
 """The axes along which there are no ranks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """A mesh of ranks 0 to size - 1 along named axes; the last axis varies fastest."""
 
     axes: tuple[tuple[str, int], ...] = ()
     """The name and size of each axis, outermost first."""
 
-    @property
+    @cached_property
     def rank_count(self) -> int:
         """The number of ranks."""
         return math.prod(size for name, size in self.axes if name not in _WITHIN)
@@ -107,7 +108,7 @@ class Mesh:
         """The axes along which there is more than one rank."""
         return tuple(name for name, size in self.axes if size > 1 and name not in _WITHIN)
 
-    @property
+    @cached_property
     def replica_size(self) -> int:
         """The number of ranks of one data-parallel replica."""
         return self.rank_count // self.axis_size("dp")

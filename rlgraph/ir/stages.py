@@ -26,11 +26,13 @@ def stage_layers(layers: int, stages: int, stage: int, chunks: int = 1) -> tuple
     return tuple((start(part), start(part + 1)) for part in range(stage, parts, stages))
 
 
+@cache
 def stage_layer_counts(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
     """Return how many layers each stage has, the first stage first."""
     return tuple(sum(part_layer_counts(layers, stages, stage, chunks)) for stage in range(stages))
 
 
+@cache
 def part_layer_counts(layers: int, stages: int, stage: int, chunks: int = 1) -> tuple[int, ...]:
     """Return how many layers each part of a stage has."""
     return tuple(stop - start for start, stop in stage_layers(layers, stages, stage, chunks))

@@ -166,7 +166,7 @@ class Deployment:
         """Return the number of ranks that have whole experts and some columns of all else."""
         return self.mesh.axis_size("ep") if "ep" in self.engine_spec.columns else 1
 
-    @property
+    @cached_property
     def cp(self) -> int:
         """Return the number of ranks that shard the tokens of each row."""
         return self.mesh.axis_size("cp")
@@ -186,12 +186,12 @@ class Deployment:
         """Return the number of data-parallel replicas."""
         return self.mesh.axis_size("dp")
 
-    @property
+    @cached_property
     def fsdp(self) -> int:
         """Return the number of ranks that shard parameters and rows."""
         return self.mesh.axis_size("fsdp")
 
-    @property
+    @cached_property
     def rank_count(self) -> int:
         """Return the number of ranks."""
         return self.mesh.rank_count

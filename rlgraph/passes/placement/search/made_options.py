@@ -53,8 +53,12 @@ class MadeOptions(Strategies):
         return self.offload and deployment.engine_spec.sleeps and deployment.island.device.kind != "cpu"
 
     def options_of_replica_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
-        """Return the options of so many replicas, computed once."""
-        return get_or_compute(self._made, (strategy, copies), lambda: self.make_options(component, strategy, copies))
+        """Return the options of so many replicas, made once."""
+        # This is asked so often that a closure for each time would count.
+        made = self._made.get((strategy, copies))
+        if made is None:
+            made = self._made[strategy, copies] = self.make_options(component, strategy, copies)
+        return made
 
     def make_options(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas: with the model staying on its devices and, where it may be, offloaded

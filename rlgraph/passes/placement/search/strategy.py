@@ -139,7 +139,10 @@ class Strategy:
 
     def task_seconds(self, copies: int) -> tuple[float, ...]:
         """Return the seconds of each of the component's tasks, once."""
-        return get_or_compute(self._seconds, copies, lambda: tuple([task.seconds(copies) for task in self.tasks]))
+        seconds = self._seconds.get(copies)
+        if seconds is None:
+            seconds = self._seconds[copies] = tuple([task.seconds(copies) for task in self.tasks])
+        return seconds
 
     def needed_bytes_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return a lower bound of `needed_bytes` that is quicker to compute."""
