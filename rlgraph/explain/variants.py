@@ -24,7 +24,8 @@ BETTER = 1.1
 """The factor by which a better device is faster in some rate."""
 
 AS_GOOD = 0.98
-"""The least share of each rate and of the memory that it has: 80 GB are reported as 81,559 and as 81,920 MiB."""
+"""The least share of each rate, of the link and of the memory that it has: 80 GB are reported as 81,559 MiB and as
+81,920 MiB."""
 
 ONE_STEP_OFF = "one step off"
 
@@ -135,7 +136,8 @@ def next_better_device(device: Device) -> ListedDevice | None:
     better = []
     for listed in known_devices().values():
         rate, bandwidth, memory = (new / old for new, old in zip(_strength(listed.device), strength, strict=True))
-        if min(rate, bandwidth, memory) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
+        link = listed.device.link / device.link
+        if min(rate, bandwidth, memory, link) >= AS_GOOD and max(rate, bandwidth) >= BETTER:
             better.append(listed)
     return min(better, key=lambda listed: (*_strength(listed.device), listed.device.price), default=None)
 

@@ -320,6 +320,7 @@ def test_dense_rates_in_bfloat16() -> None:
         "b200": 2.25e15,
         "mi300x": 1307e12,
         "l40s": 362e12,
+        "a40": 149.7e12,
     }
     assert {name: known_devices()[device_names_by_alias()[name]].device.peak_flops("bfloat16") for name in verl} == verl
 
