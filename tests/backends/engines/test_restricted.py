@@ -55,7 +55,7 @@ def test_the_likeliest_are_kept(way: dict[str, float], first: int, monkeypatch: 
 @pytest.mark.parametrize("way", [way for way in WAYS if "top_k" not in way], ids=str)
 def test_scored_tokens_are_those_of_a_sort(way: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the places, also where some of them are sorted; the places that are not are read once."""
-    logits = torch.cat([weights_of(7, 300, 0.1), weights_of(7, 300, 4.0), weights_of(7, 300, 0.1)]).log()
+    logits = torch.cat([weights_of(7, 300, width) for width in (0.1, 4.0, 0.1, 4.0)]).log()
     asked, sorts = LikeliestTokens(0, way.get("top_p", 1.0), way.get("min_p", 0.0)), list[int]()
 
     def counted(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_scored_tokens_are_those_of_a_sort(way: dict[str, float], monkeypatch: p
     expected = likeliest_tokens(logits.clone(), asked, first=50)
     monkeypatch.setattr(likeliest, "LIKELIEST", 8)
     found = likeliest_tokens(logits.clone(), asked, first=50)
-    assert sorts[:2] == [21 * 300, 21 * 8] and sum(sorts[2:]) < 21 * 300
+    assert sorts[:2] == [28 * 300, 28 * 8] and sum(sorts[2:]) < 28 * 300
     assert all(map(torch.equal, (found.counts, found.ids, found.logs), (expected.counts, expected.ids, expected.logs)))
 
 
