@@ -123,7 +123,8 @@ class RunFolder:
                         replaces = True
             if inside and not replaces:
                 hint = "take another folder with `--out`"
-                hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
+                replaced = ", or replace the run in it with `--overwrite` (`overwrite=True` in Python)"
+                hint += replaced if METRICS in inside else ""
                 other = ", and has no run that `--overwrite` could replace" if overwrite else ""
                 raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty{other}", NO_SPAN, hint))
             folder = cls._claimed(path, made)

@@ -480,7 +480,15 @@ BAD: list[tuple[str, str, str, str]] = [
         'python("rewards.py")',
         "",
         "E0702: `python` takes a file or a module and a name in it, with a colon between, not 'rewards.py'",
-        'as in `python("rewards.py:exact_match")`',
+        'as in `python("rewards.py:exact_match")`; a cell of a notebook becomes that file by `%%writefile rewards.py` in '
+        "its first line",
+    ),
+    (
+        'python("__main__:f")',
+        "",
+        "E0703: there is no module '__main__'",
+        'it runs in a process of its own: write it into a file, `python("rewards.py:f")`; a cell of a notebook becomes '
+        "that file by `%%writefile rewards.py` in its first line",
     ),
     (
         "python()",
