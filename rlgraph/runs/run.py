@@ -206,8 +206,10 @@ def _once(
             watch.publish(_ended(error, len(result.metrics)))
             if options.resume is None and not again:
                 _give_back(result, folder)
-            elif folder and isinstance(error, KeyboardInterrupt) and not result.metrics:
-                _show_how_to_go_on(folder, watch)
+            elif folder and not result.metrics:
+                folder.restore_run_inputs()
+                if isinstance(error, KeyboardInterrupt):
+                    _show_how_to_go_on(folder, watch)
             with _noted_failures(watch, error):
                 watch.write_timeline(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
