@@ -22,7 +22,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 import rlgraph
 from rlgraph.api.compiled import Compiled
 from rlgraph.errors.arguments import check_arguments, known_arguments
-from rlgraph.runs.events import EventReader, WorkDone, WorkStarted
+from rlgraph.runs.events import EventReader, Opening, WorkDone, WorkStarted
 from tests.interrupting import ctrl_c
 
 
@@ -328,7 +328,34 @@ def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, upd
     run = stopped.value.run
     assert (watch.done, run.models["actor"].updates, len(run.metrics)) == (done, updates, 1)
     assert run.saved == [Path("here/models/actor")]
+    shown = stopped.value._render_traceback_()
+    assert shown[0] == "interrupted after 1 step" and "`sys.last_value.run`" in shown[-1]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_run_that_fails_leaves_what_was_done(folder: Path) -> None:
+    write_tiny(folder, rewards=FAILS_AT_THIRD)
+    with pytest.raises(rlgraph.RunError) as failed:
+        rlgraph.compile("tiny.rlf").run(9, progress=False)
+    run = failed.value.run
+    assert len(run.metrics) == 2 and run.models["actor"].answer(["a>"], max_tokens=1)
+    assert "`sys.last_value.run`" in failed.value._render_traceback_()[-1]
+
+
+def test_ctrl_c_before_the_first_step_leaves_a_run_that_is_resumed_as_it_was(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = rlgraph.compile("tiny.rlf")
+    program.run(1, out="here", save_every=1, progress=False)
+
+    def stop(event: object) -> None:
+        if isinstance(event, Opening):
+            ctrl_c()
+
+    with pytest.raises(rlgraph.Interrupted, match="interrupted before its first step was over") as stopped:
+        program.run(2, resume="here", progress=False, on_event=stop)
+    assert "go on from step 1 with `rlgraph resume here`" in stopped.value.run.notes
+    assert len(program.run(2, resume="here", progress=False).metrics) == 2
 
 
 def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,22 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert records[1] == {"type": "end", "folder": "here", "models": ["here/models/actor"]}
 
 
+def test_what_a_function_prints_is_no_record(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "rewards.py").write_text(
+        "def score(completions, **rest):\n    print('seen')\n    return [1] * len(completions)\n"
+    )
+    with open(1, "w", closefd=False) as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert run_command(["run", "tiny.rlf", "--steps", "1", "--out", "here", "--message-format", "json"]) == 0
+        print("the command is over")
+    out, err = capfd.readouterr()
+    *records, last = out.splitlines()
+    assert [json.loads(record)["type"] for record in records] == ["step", "end"]
+    assert (set(err.splitlines()), last) == ({"seen"}, "the command is over")
+
+
 def test_metrics_that_are_called_as_fields_of_a_record(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder / "tiny.rlf").read_text()
     (folder / "tiny.rlf").write_text(f"{text}    report type = 1.5\n    report phase = 2.5\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlgraph import __version__
-from rlgraph.cli.diagnostics import Format, show_diagnostics
+from rlgraph.cli.diagnostics import Format, show_diagnostics, stdout_for_records
 from rlgraph.errors import RlgraphError, RunError, UsageMistake
 from rlgraph.ir.plan import LARGEST
 
@@ -33,11 +33,18 @@ def rlgraph() -> None:
     """
 
 
+def _keep_stdout(context: click.Context, _: click.Parameter, form: Format) -> Format:
+    """Keep stdout for records where they are asked for, until the command ends."""
+    context.with_resource(stdout_for_records(form))
+    return form
+
+
 message_format = click.option(
     "--message-format",
     "form",
     type=click.Choice(["human", "json"]),
     default="human",
+    callback=_keep_stdout,
     help="Diagnostics as text on stderr, or as lines of JSON on stdout.",
 )
 devices_option = click.option(

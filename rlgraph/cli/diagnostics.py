@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import IO, Literal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import IO, Literal, TextIO
 
 import click
 
@@ -14,6 +15,30 @@ from rlgraph.errors import Diagnostic, count_phrase, escape_controls
 from rlgraph.runs.jsonlines import print_record
 
 Format = Literal["human", "json"]
+
+
+@contextmanager
+def stdout_for_records(form: Format) -> Iterator[None]:
+    """Keep stdout for the records of a command that runs the user's code: what that and other processes print goes to
+    stderr."""
+    if form != "json" or not _is_stdout(sys.stdout):
+        yield
+        return
+    sys.stdout.flush()
+    with open(os.dup(1), "w") as records, redirect_stdout(records):
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            os.dup2(records.fileno(), 1)
+
+
+def _is_stdout(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() == 1
+    except (OSError, ValueError):  # a test or a notebook has put another one in its place
+        return False
+
 
 _COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36", "help": "1;32"}
 _HEAD = re.compile(r"^(error|warning|note|help)(\[\w+\])?: ")

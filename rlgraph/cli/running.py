@@ -26,6 +26,7 @@ from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.cli.option_groups import GroupedCommand
 from rlgraph.cli.run_files import is_on_command_line, with_run_file
 from rlgraph.cli.sweeping import refuse_with_sweep, run_sweep
+from rlgraph.errors import ProgramError
 from rlgraph.runs.jsonlines import print_record
 from rlgraph.runs.options import (
     BACKENDS,
@@ -338,11 +339,28 @@ def resume(
         )
         options.check_backend()
         schedule = recorded_schedule(saved)
-        compiled = compile_or_load(
-            saved["program"], saved["set"], schedule, advice=_ADVICE, devices=saved.get("devices", 1)
-        )
+        try:
+            compiled = compile_or_load(
+                saved["program"], saved["set"], schedule, advice=_ADVICE, devices=saved.get("devices", 1)
+            )
+        except ProgramError as error:
+            raise _not_where_it_was(error, saved, run) from None
         show_diagnostics(compiled.diagnostics, form)
         return _resume_run(compiled, options, form)
+
+
+def _not_where_it_was(error: ProgramError, saved: Mapping[str, Any], run: Path) -> ProgramError:
+    """Return the error for a program that is not where the run was begun any more; any other as it is."""
+    [first, *_] = error.diagnostics
+    if first.code != "E0805" or Path(saved["program"]).exists():
+        return error
+    from rlgraph.runs.folder import PROGRAM
+
+    hint = f"if it was moved: `rlgraph run {Path(saved['program']).name} --resume {run}`, where it is now"
+    hint = f"{hint}; as it was it is in `{run / PROGRAM}`"
+    return ProgramError(
+        replace(first, message=f"{first.message} in `{saved['folder']}`, where the run was begun", hint=hint)
+    )
 
 
 def _was_given(context: click.Context, name: str) -> bool:

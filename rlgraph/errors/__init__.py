@@ -198,6 +198,10 @@ def _excerpt(span: Span) -> list[str]:
     ]
 
 
+LEFT_BEHIND = "metrics and models are in `sys.last_value.run` (`import sys`)"
+"""What notebooks show below the error of a run that has done steps."""
+
+
 class RlgraphError(Exception):
     """An error to tell the user about, never a bug of rlgraph's own. Its `diagnostics` say what is wrong, and where."""
 
@@ -224,7 +228,14 @@ class UsageMistake(ProgramError):
 
 
 class RunError(RlgraphError):
-    """The error for a run that failed for a reason outside rlgraph: data, a function of the user's, an environment."""
+    """The error for a run that failed for a reason outside rlgraph: data, a function of the user's, an environment. Its
+    `run` has what was done until then; None before its first step was over."""
+
+    run: Any = None
+    """A `rlgraph.Run`."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [*super()._render_traceback_(), *([LEFT_BEHIND] if self.run else [])]
 
 
 def count_phrase(number: int, word: str) -> str:

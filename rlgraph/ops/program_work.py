@@ -119,9 +119,14 @@ def replayed_models(program: Program) -> frozenset[str]:
 
 def nodes_with_option(program: Program, option: str, value: str) -> Iterator[tuple[str, Node]]:
     """Yield the nodes that sample with an option so, each with every model that does it."""
+    return ((model, node) for model, node in sampling_nodes(program) if node.attr(option) == value)
+
+
+def sampling_nodes(program: Program) -> Iterator[tuple[str, Node]]:
+    """Yield the nodes that sample, each with every model that does it."""
     for phase in program.phases:
         types = phase.graph.value_types()
         for node in phase.graph.walk():
-            if node.attr(option) == value:
+            if NODES[node.op].generates:
                 models = [cast(StateHandle, types[model_of(node)]).name, *other_players_models(node, types)]
                 yield from ((model, node) for model in dict.fromkeys(models))

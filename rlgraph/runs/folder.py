@@ -78,6 +78,8 @@ class RunFolder:
         self._metrics = metrics
         self._texts: Mapping[str, str] = {}
         """The texts of the other files that were written, by file name."""
+        self._earlier: Mapping[str, str] = {}
+        """Those that they had before."""
         self._beside: dict[str, IO[str]] = {}
         """The files beside the metrics that have lines of every step, by name."""
         self._made = made
@@ -123,7 +125,8 @@ class RunFolder:
                         replaces = True
             if inside and not replaces:
                 hint = "take another folder with `--out`"
-                hint += ", or replace the run in it with `--overwrite`" if METRICS in inside else ""
+                replaced = ", or replace the run in it with `--overwrite` (`overwrite=True` in Python)"
+                hint += replaced if METRICS in inside else ""
                 other = ", and has no run that `--overwrite` could replace" if overwrite else ""
                 raise UsageMistake(Diagnostic("E0810", f"the folder `{path}` is not empty{other}", NO_SPAN, hint))
             folder = cls._claimed(path, made)
@@ -179,12 +182,20 @@ class RunFolder:
         written |= {PICTURE: picture} if picture else {}
         written |= {REPEATS: repeats} if repeats else {}
         try:
+            earlier = [self.path / name for name in written if (self.path / name).is_file()]
+            self._earlier = {path.name: path.read_text("utf-8") for path in earlier}
             # Each is replaced whole or not at all: a resumed run has them already, and could not be resumed without.
             for name, text in written.items():
                 write_text_atomically(self.path / name, text)
             self._texts = written
         except OSError as error:
             raise _unusable(self.path, failure_reason(error)) from None
+
+    def restore_run_inputs(self) -> None:
+        """Write again what was there before `write_run_inputs`: a resumed run has done nothing of what it was to do."""
+        with suppress(OSError):
+            for name, text in self._earlier.items():
+                write_text_atomically(self.path / name, text)
 
     def recreate_if_missing(self) -> None:
         """Make the folder again if it was removed or moved away, so that a run of a day is not lost with it. What was

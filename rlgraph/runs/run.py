@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlgraph.backends.hard.node import is_hard
-from rlgraph.errors import NO_SPAN, Diagnostic, RunError, UsageMistake, count_phrase
+from rlgraph.errors import LEFT_BEHIND, NO_SPAN, Diagnostic, RunError, UsageMistake, count_phrase
 from rlgraph.errors.lookups import ByName
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.plan_times import predicted_seconds_by_work
@@ -77,12 +77,14 @@ class Interrupted(KeyboardInterrupt):
     """The error for Ctrl-C in a run: its `run` has what was done until then, and trained models were saved."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"interrupted after {count_phrase(len(run.metrics), 'step')}")
+        done = f"after {count_phrase(len(run.metrics), 'step')}" if run.metrics else "before its first step was over"
+        super().__init__(f"interrupted {done}")
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows in place of a traceback."""
-        return [str(self), *(f"saved {path}" for path in self.run.saved)]
+        saved = (f"saved {path}" for path in self.run.saved)
+        return [str(self), *saved, *([LEFT_BEHIND] if self.run.metrics else [])]
 
 
 def run(
@@ -204,10 +206,16 @@ def _once(
             watch.publish(_ended(error, len(result.metrics)))
             if options.resume is None and not again:
                 _give_back(result, folder)
+            elif folder and not result.metrics:
+                folder.restore_run_inputs()
+                if isinstance(error, KeyboardInterrupt):
+                    _show_how_to_go_on(folder, watch)
             with _noted_failures(watch, error):
                 watch.write_timeline(options.trace)
             if isinstance(error, KeyboardInterrupt) and not interrupts.again:
                 raise Interrupted(result) from None
+            if isinstance(error, RunError) and result.metrics:
+                error.run = result
             raise
         finally:
             if folder:
@@ -326,6 +334,9 @@ def _steps(
             _rescue(result, folder, watch, saver, error)
             if isinstance(error, KeyboardInterrupt):
                 _leave(result)
+            elif isinstance(error, RunError) and result.metrics:
+                with _noted_failures(watch, error):
+                    _leave(result)
             raise
 
 
@@ -373,7 +384,12 @@ def _rescue(
     result.folder = folder.path
     for path in result.saved:
         watch.show_note(f"saved {path}")
-    if saver and (last := newest_step(folder.path)) is not None:
+    if saver:
+        _show_how_to_go_on(folder, watch)
+
+
+def _show_how_to_go_on(folder: RunFolder, watch: RunObserver) -> None:
+    if (last := newest_step(folder.path)) is not None:
         watch.show_note(f"go on from step {last} with `rlgraph resume {folder.path}`")
 
 

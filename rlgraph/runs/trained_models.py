@@ -88,7 +88,7 @@ class RemoteWeights:
             self.local_engine().save(folder)
 
     def prepare_exit(self, saved: Path | None) -> None:
-        if not self._frozen:
+        if self._save is not None and not self._frozen:
             if saved is None:
                 self._folder = TemporaryDirectory(prefix="rlgraph-")
                 saved = Path(self._folder.name)

@@ -23,6 +23,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +71,7 @@ class Child:
         if self.module is None and self.name:
             self.module = importlib.import_module(self.name)
         if self.module is None:
-            name = f"rlgraph_foreign_{Path(self.file).stem}"
+            name = _module_name(self.file)
             sys.path.insert(0, str(Path(self.file).parent))
             spec = importlib.util.spec_from_file_location(name, self.file)
             assert spec is not None
@@ -117,6 +118,7 @@ class Child:
         if returns and isinstance(values, dict):
             values = columns_as_rows(values, returns, count)
         if hasattr(values, "tolist"):  # an array or a tensor
+            _refuse_table(values, returns)
             values = values.tolist()
         if not isinstance(values, list | tuple):
             raise WrongValue(
@@ -416,6 +418,16 @@ def hint_to_return_list(value: Any) -> str:
     return ""
 
 
+def _refuse_table(values: Any, returns: tuple[str, ...]) -> None:
+    """Raise WrongValue for an array with several axes, [N, 1] from a head of one output too, where each row has one
+    number."""
+    shape = list(getattr(values, "shape", ()))
+    if not returns and len(shape) > 1:
+        hint = "return a number for each of `completions`"
+        hint = f"{hint}: `values[:, 0]`" if shape[1:] == [1] else f"{hint}, or name them: `returns=[...]`"
+        raise WrongValue(f"{describe_value(values)} of shape {shape}", None, hint)
+
+
 def hint_to_return_number(value: Any) -> str:
     """Return a hint on what a reward function should return for a row in place of this value; "" if there is none."""
     if isinstance(value, dict):
@@ -437,17 +449,48 @@ def describe_value(value: Any) -> str:
 
 
 def exception_details(error: BaseException, folder: str) -> dict[str, Any]:
-    """Return what the user needs to know of an exception: its type, its message, and its place in the user's own
-    code."""
+    """Return what the user needs to know of an exception: its type, its message with the first cause, and its place in
+    the user's own code; of a group, as a `TaskGroup` raises it, those of its first exception."""
+    raised = error.__traceback__
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, SyntaxError) and error.filename:
         place = (error.filename, error.lineno or 1)
     else:
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = traceback.extract_tb(error.__traceback__ or raised)
         frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename != __file__])
         user_frames = [frame for frame in frames if _is_users(frame.filename, folder)] or list(frames)
         place = (user_frames[-1].filename, user_frames[-1].lineno or 1) if user_frames else ("", 0)
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = error.msg if isinstance(error, SyntaxError) else _message(error)
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is not error:
+        message = f"{message} (from {type(cause).__name__}: {_message(cause)})"
     return {"type": type(error).__name__, "message": message, "file": place[0], "line": place[1]}
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception, whose class may be the user's and fail to say one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+class UserFileFinder:
+    """Finds the user's file under the name of its module: processes that the user's code starts by `spawn` or
+    `forkserver`, as a pool of them does, import what they are to do."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return how the module is loaded; None for any other."""
+        file = sys.argv[0]
+        return importlib.util.spec_from_file_location(name, file) if name == _module_name(file) else None
+
+
+def _module_name(file: str) -> str:
+    return f"rlgraph_foreign_{Path(file).stem}"
 
 
 def _is_users(file: str, folder: str) -> bool:
@@ -501,3 +544,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    sys.meta_path.append(UserFileFinder)

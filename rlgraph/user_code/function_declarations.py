@@ -32,6 +32,8 @@ _FORMS = ("python", *SHIPPED)
 _SERVER_OPTIONS = ("retries", "token")
 RETRIES = 3
 """How often a server is asked again, where the declaration does not say."""
+_OPENAI = ("/completions", "/responses", "/v1")
+"""How addresses of OpenAI's API end."""
 
 
 def check_function_declaration(spec: FunctionSpec) -> None:
@@ -64,6 +66,10 @@ def _check_server(spec: FunctionSpec) -> None:
         raise ProgramError(
             Diagnostic(BAD_ARGUMENT, message, spec.argument_span(0), 'as in `http("http://judge:8000/score")`')
         )
+    if url.rstrip("/").endswith(_OPENAI):
+        message = f"'{url}' is where OpenAI's API answers with texts, and `http` asks for a score"
+        hint = 'ask it from a function of yours, `python("judge.py:judge")`, with the client `openai`'
+        raise ProgramError(Diagnostic(BAD_ARGUMENT, message, spec.argument_span(0), hint))
     int_option(spec, "retries", RETRIES, 0)
     text_option(spec, "token", None)
 

@@ -22,6 +22,7 @@ from typing import Any
 from rlgraph.errors import Diagnostic, ProgramError, RunError, did_you_mean, quoted_list
 from rlgraph.user_code.code_diagnostics import (
     BAD_SIGNATURE,
+    NO_NAME,
     CallSignature,
     CodeTarget,
     failed_call_error,
@@ -359,6 +360,9 @@ def open_reward_function(spec: FunctionSpec, folders: SearchFolders, workers: Wo
     pool = workers or Workers()
     processes = tuple(pool.worker_for(target.code, slot) for slot in range(int_option(spec, "workers", 1) or 1))
     signature = load_signature(target, processes[0])
+    if signature.is_class:
+        hint = f"make an object of it in '{target.path}', `reward = {target.name}()`, and name that"
+        raise ProgramError(Diagnostic(NO_NAME, f"`{target.name}` is a class, not a function", target.span, hint))
     limit_s = seconds_option(spec, "timeout", DEFAULT_LIMIT_S)
     if spec.kind == "http":
         server = reward_server_settings(spec, limit_s)

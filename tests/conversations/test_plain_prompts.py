@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tiny import Run, compile_text
 
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
+from rlgraph.errors import ProgramError
 from tests.conversations.files import says, user
 
 ENDED = (
@@ -45,19 +47,55 @@ PAIR = {"prompt": "2+2?", "completion": "4"}
 def test_plain_text_for_a_chat_model(
     template: str, row: dict[str, Any], line: str, warned: bool, tmp_path: Path
 ) -> None:
+    said = warnings(tmp_path, template, [row], line)
+    assert [note.startswith("warning[W0520]: `actor` is a chat model") for note in said] == [True] * warned
+    if warned:
+        made = "encode(user(rows.prompt), rows.completion)" if line == LEARN else "user(rows.prompt)"
+        assert 'help: write messages, {"prompt": [{"role": "user", "content": "2+2?"}]}, or ' in said[0]
+        assert f"`{made}` in the program; where plain text is meant" in said[0]
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "said"),
+    [
+        ([CHAT, CHAT, PLAIN], ASK, r"W0520\].* is plain text in row 2: "),
+        ([{"prompt": "[user]hi[assistant]"}, PLAIN], ASK, r"W0520\].* is plain text in row 1: "),
+        (
+            [{"prompt": json.dumps([user("hi")])}],
+            ASK,
+            r"W0520\].* is plain text: (.|\n)*help: it is the JSON of messages",
+        ),
+        ([CHAT, {"prompt": [user("a"), says("b")]}], ASK, r"W0524\].*the assistant's in row 1: `actor` begins another"),
+        ([{"prompt": [user("a"), says("b")]}], f"{ASK}  # allow W0524", ""),
+        ([{"prompt": [{"from": "gpt", "value": "b"}]}], ASK, "W0524"),
+        ([{"prompt": [user("a"), says("b"), user("c")]}], ASK, ""),
+        ([{"messages": json.dumps([user("a"), says("b")])}], ASK.replace("rows", "rows.messages"), "W0524"),
+        ([{"prompt": [user("a"), says("b")], "completion": [says("c")]}], LEARN, ""),
+    ],
+)
+def test_all_rows_are_looked_at(rows: list[dict[str, Any]], line: str, said: str, tmp_path: Path) -> None:
+    found = warnings(tmp_path, ENDED, rows, line)
+    assert [bool(re.match(rf"warning\[{said}", note)) for note in found] == [True] * bool(said)
+
+
+def test_a_template_that_needs_a_text(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError) as caught:
+        warnings(tmp_path, ENDED, [{"prompt": [user("a"), CALL]}], ASK)
+    assert "a message of role 'assistant' has no text" in caught.value.diagnostics[0].hint
+
+
+def warnings(folder: Path, template: str, rows: list[dict[str, Any]], line: str) -> list[str]:
     tokenizer = build_tokenizer(ByteTokenizer())
     tokenizer.chat_template = template or None
-    Codec(tokenizer).save(tmp_path / "small")
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    Codec(tokenizer).save(folder / "small")
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     shape = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
     text = (
         f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"))\n'
         f'data rows = jsonl("rows.jsonl", batch=1)\nstep:\n    {line}\n    report n = mean(rollout.length)\n'
         "    report logp = mean(actor.logprobs(rollout))\n"
     )
-    said = Run(compile_text(text), tmp_path).backend.overlong_notes()
-    assert [note.startswith("warning[W0520]: `actor` is a chat model") for note in said] == [True] * warned
-    if warned:
-        made = "encode(user(rows.prompt), rows.completion)" if line == LEARN else "user(rows.prompt)"
-        assert 'help: write messages, {"prompt": [{"role": "user", "content": "2+2?"}]}, or ' in said[0]
-        assert f"`{made}` in the program; where plain text is meant" in said[0]
+    return [note for note in Run(compile_text(text), folder).backend.overlong_notes() if note.startswith("warning")]

@@ -119,7 +119,7 @@ def test_latest_chooses(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda run: written(run / DOCUMENT, b""), "is damaged"),
+        (lambda run: written(run / DOCUMENT, b""), "is damaged: `checkpoint.json` is no JSON: Expecting value"),
         (lambda run: written(run / DOCUMENT, b"\xff"), "is damaged"),
         (lambda run: written(run / DOCUMENT, DEEP), "is damaged"),
         (lambda run: written(run / DOCUMENT, b"[]"), "is damaged"),

@@ -140,7 +140,7 @@ def test_a_chat_model_from_a_file(
     (folder / "chat.jsonl").write_text('{"prompt": "ab?"}\n')
     (folder / "rewards.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
     code, found = checks(capsys, "chat.rlf")
-    warned = found["prompts.prompt"][1]
+    _, warned = found["prompts"]
     assert (code, warned["state"]) == (0, "warning") and "its chat template is not used [W0520]" in warned["message"]
     assert warned["hint"].startswith('write messages, {"prompt": [{"role": "user", "content": "ab?"}]}')
 

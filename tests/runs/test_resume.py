@@ -467,6 +467,24 @@ def test_files_that_have_changed_are_told(folder: Path, capsys: pytest.CaptureFi
         assert code == 2 and f"E0826]: `{name}` is not what it was when the run was saved: `{file}` changed" in err, err
         assert "tiny.rlf:" in err and "`--changed`" in err
         Path(file).write_bytes(before)
+    for file, name in {"prompts.jsonl": "prompts", "helper.py": "score"}.items():
+        Path(file).rename("away")
+        code, err = told(capsys, "resume", "a", "--steps", "2")
+        assert code == 2 and f"`{name}` is not what it was when the run was saved: `{file}` is gone" in err, err
+        Path("away").rename(file)
+    # A run that cannot begin, with another program's text, leaves how it was run as it was.
+    before, tiny = Path("a/run.json").read_text(), Path("tiny.rlf").read_text()
+    Path("tiny.rlf").write_text(tiny.replace('causal_lm("source")', 'causal_lm("nothing")'))
+    assert told(capsys, "run", "tiny.rlf", "--resume", "a", "--steps", "7", "--changed")[0] == 1
+    assert (Path("a/run.json").read_text(), Path("a/program.rlf").read_text()) == (before, tiny)
+    Path("tiny.rlf").write_text(tiny)
+    Path("tiny.rlf").rename("away")
+    code, err = told(capsys, "resume", "a", "--steps", "2")
+    assert code == 1 and f"E0805]: there is no file `tiny.rlf` in `{folder}`, where the run was begun" in err
+    assert (
+        "help: if it was moved: `rlgraph run tiny.rlf --resume a`, where it is now; as it was it is in `a/prog" in err
+    )
+    Path("away").rename("tiny.rlf")
     assert len(numbers("a")) == 1
     Path("helper.py").write_text("LETTER = 'c'\n")
     code, err = told(capsys, "resume", "a", "--steps", "2", "--changed")

@@ -109,7 +109,7 @@ def test_an_earlier_run_is_replaced_if_that_is_wanted(here: Path) -> None:
         RunFolder.claim_folder(Path("a"))
     assert str(refused.value) == (
         "error[E0810]: the folder `a` is not empty\n"
-        "help: take another folder with `--out`, or replace the run in it with `--overwrite`"
+        "help: take another folder with `--out`, or replace the run in it with `--overwrite` (`overwrite=True` in Python)"
     )
     RunFolder.claim_folder(Path("a"), overwrite=True).close()
     assert inside(here / "a") == ["metrics.jsonl", "notes.txt"]

@@ -272,6 +272,45 @@ def test_the_line_is_the_user_s_own_not_the_library_s(opened: Callable[..., Rewa
     assert (place.source.path, place.line) == ("rewards.py", 3)
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (
+            "raise RuntimeError('no verdict') from KeyError('grade')",
+            "RuntimeError: no verdict (from KeyError: 'grade')",
+        ),
+        ("raise ExceptionGroup('several', [ValueError('first'), TypeError('second')])", "ValueError: first"),
+        ("raise Mute", "Mute"),
+    ],
+)
+def test_an_exception_says_where_it_comes_from(opened: Callable[..., RewardFunction], raised: str, told: str) -> None:
+    mute = "class Mute(Exception):\n    def __str__(self):\n        return 1 / 0\n"
+    with pytest.raises(RunError) as caught:
+        opened(f"{mute}def f(completions):\n    {raised}\n")(["p"], ["a"])
+    [found] = caught.value.diagnostics
+    assert found.message == f"`f` raised {told}, on row 0"
+    assert found.related[0].span.line == 5
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_pool_of_processes_imports_what_it_is_to_do(opened: Callable[..., RewardFunction], method: str) -> None:
+    f = opened(
+        "import multiprocessing\ndef grade(text):\n    return len(text)\n"
+        "def f(completions):\n"
+        f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "        return pool.map(grade, completions)\n"
+    )
+    assert f(["p", "q"], ["a", "bc"]) == [1.0, 2.0]
+
+
+def test_a_class_is_no_function(opened: Callable[..., RewardFunction]) -> None:
+    with pytest.raises(ProgramError) as caught:
+        opened("class f:\n    def __call__(self, completions):\n        return [1]\n")
+    [found] = caught.value.diagnostics
+    assert (found.code, found.message) == ("E0722", "`f` is a class, not a function")
+    assert found.hint == "make an object of it in 'rewards.py', `reward = f()`, and name that"
+
+
 def test_an_exception_of_the_batch_alone_says_so(opened: Callable[..., RewardFunction]) -> None:
     f = opened("def f(completions):\n    assert len(completions) < 2, 'too many'\n    return [1]\n")
     with pytest.raises(RunError) as caught:
@@ -333,6 +372,10 @@ def test_who_is_killed_from_outside_is_asked_again_once(
         ("[float('inf'), 1]", "`f` gave inf, on row 0"),
         ("[1, 1j]", "`f` gave a complex, on row 1"),
         ("[[1], [2]]", "`f` gave a list, on row 0"),
+        (
+            "__import__('numpy').ones((2, 1))",
+            "`f` gave a ndarray of shape [2, 1], on 2 rows together: row 0 to row 1",
+        ),
     ],
 )
 def test_values_that_are_not_numbers(opened: Callable[..., RewardFunction], returned: str, message: str) -> None:
@@ -437,7 +480,15 @@ BAD: list[tuple[str, str, str, str]] = [
         'python("rewards.py")',
         "",
         "E0702: `python` takes a file or a module and a name in it, with a colon between, not 'rewards.py'",
-        'as in `python("rewards.py:exact_match")`',
+        'as in `python("rewards.py:exact_match")`; a cell of a notebook becomes that file by `%%writefile rewards.py` in '
+        "its first line",
+    ),
+    (
+        'python("__main__:f")',
+        "",
+        "E0703: there is no module '__main__'",
+        'it runs in a process of its own: write it into a file, `python("rewards.py:f")`; a cell of a notebook becomes '
+        "that file by `%%writefile rewards.py` in its first line",
     ),
     (
         "python()",

@@ -156,6 +156,10 @@ def test_the_time_of_a_call_is_that_of_all_that_is_tried(opened: Opened) -> None
     ("call", "message"),
     [
         ('http("judge/score")', "'judge/score' is no address of a server: it begins with http:// or https://"),
+        (
+            'http("http://judge/v1/chat/completions/")',
+            "'http://judge/v1/chat/completions/' is where OpenAI's API answers with texts, and `http` asks for a score",
+        ),
         ('http("http://judge", retries=-1)', "`retries` must be a whole number of at least 0, not -1"),
         ('http("http://judge", retry=2)', "`http` has no option 'retry'"),
         ("http()", "`http` takes one text: the address of a server"),

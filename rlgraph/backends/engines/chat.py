@@ -92,7 +92,7 @@ class Conversation:
             )
         # A template is a program by whoever made the model, and can fail in any way.
         except Exception as error:
-            raise _template_failed(error) from error
+            raise _template_failed(error, messages) from error
         return str(text)
 
     def text_with_answer_spans(self, first: int) -> tuple[str, list[tuple[int, int]]]:
@@ -141,7 +141,7 @@ class Conversation:
                 **given,
             )
         except Exception as error:
-            raise _template_failed(error) from error
+            raise _template_failed(error, self.messages) from error
         return texts[0], [(int(start), int(end)) for start, end in marked[0] if end > start]
 
 
@@ -248,9 +248,13 @@ def _texts(value: Any) -> list[str]:
     return [text for item in items for text in _texts(item)]
 
 
-def _template_failed(error: Exception) -> EngineError:
+def _template_failed(error: Exception, messages: Sequence[Message]) -> EngineError:
     reason = f"{type(error).__name__}: {first_line(error)[:300]}"
-    return EngineError(f"the model's chat template fails: {reason}")
+    silent = next((message["role"] for message in messages if message.get("content") is None), None)
+    hint = (
+        f'a message of role {silent!r:.40} has no text, and some templates need one: `"content": ""`' if silent else ""
+    )
+    return EngineError(f"the model's chat template fails: {reason}", hint)
 
 
 def _rewritten(alone: str, whole: str, count: int, later: bool) -> ConversationError:

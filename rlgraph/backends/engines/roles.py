@@ -97,8 +97,7 @@ class WeightRefresh(Protocol):
 
 
 class Generates(HasWeights, Protocol):
-    """The role of an engine whose operations are `generate` and `interact`. One that ends answers at texts of several
-    tokens, `stop_texts` of its `Sampling`, says so by an attribute `ends_at_texts`, which is True."""
+    """The role of an engine whose operations are `generate` and `interact`."""
 
     def generate(
         self,

@@ -6,8 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlgraph.backends.engines import likeliest
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.likeliest import KeptTokens, largest_in_order, restrict_ranked, without_unlikely
+from rlgraph.backends.engines.likeliest import (
+    KeptTokens,
+    largest_in_order,
+    restrict_ranked,
+    tells_kept,
+    without_unlikely,
+)
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sequences import Sequences
 from rlgraph.backends.enginespec.memory import RANKING
@@ -16,10 +23,6 @@ _GOLDEN, _MIX_1, _MIX_2 = (
     number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 """Odd numbers of 64 bits, as the signed integers that torch has."""
-
-LIKELIEST = 1024
-"""So many of the largest weights are looked at first, on a CPU: SmolLM2-135M has 594 tokens with `top_p=0.95` in the
-mean place at temperature 1."""
 
 
 def key_bits(keys: np.ndarray) -> Tensor:
@@ -145,7 +148,6 @@ def _restrict(weights: Tensor, sampling: Sampling) -> None:
         if block.device.type != "cpu":
             _restrict_sorted(block, sampling)
             continue
-        # A sort of the whole vocabulary takes longer than all else that is done for a token.
         left = _restrict_likeliest(block, sampling)
         if len(left):
             rest = block[left]
@@ -163,13 +165,12 @@ def _restrict_sorted(weights: Tensor, sampling: Sampling) -> None:
 def _restrict_likeliest(weights: Tensor, sampling: Sampling) -> Tensor:
     """Set those of `weights`, [N, V], to 0 that top_k and top_p exclude, where some of the largest tell which these
     are. Return the other rows, int64 [M], which are as they were."""
-    count = max(LIKELIEST, 2 * sampling.top_k)
+    count = max(likeliest.LIKELIEST, 2 * sampling.top_k)
     if count >= weights.shape[1]:
         return torch.arange(len(weights))
     values, columns = largest_in_order(weights, count)
     kept = restrict_ranked(values, sampling.top_k, sampling.top_p, _total(weights, sampling))
-    # Of those that are equal to the least one not all are here.
-    told = kept.masked_fill(kept == 0, torch.inf).amin(1) > values[:, -1]
+    told = tells_kept(kept, values)
     rows = told.nonzero()[:, 0]
     weights[rows] = torch.zeros_like(weights[rows]).scatter_(1, columns[rows], kept[rows])
     return (~told).nonzero()[:, 0]

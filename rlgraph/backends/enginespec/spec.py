@@ -137,6 +137,8 @@ class EngineSpec:
     computes with these (`Sequences.routes`)."""
     keeps_support: bool = False
     """Where it samples it can say from which tokens each one was (`Generation.support`)."""
+    ends_at_texts: bool = False
+    """It ends answers at texts of several tokens, `stop_texts` of its `Sampling`; else at single tokens."""
     every_model: bool = False
     """It takes architectures of which no shape is known; what it cannot compute it refuses when it loads it."""
     adapters: tuple[Adapting, ...] = ()

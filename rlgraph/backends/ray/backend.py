@@ -23,6 +23,7 @@ from rlgraph.backends.ray.progress_poll import ProgressPoll
 from rlgraph.backends.ray.retries import RepeatableSteps, can_replace
 from rlgraph.backends.ray.row_refs import PieceRef, ValueRef
 from rlgraph.backends.ray.shown_rows import ShownRowReader
+from rlgraph.backends.ray.stop_text_errors import stop_text_errors
 from rlgraph.backends.ray.transport import RayTransport
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.samples import ShownSamples
@@ -73,8 +74,12 @@ class RayBackend(DistributedBackend):
         Raises ProgramError for what cannot be opened, RunError for a cluster that cannot hold the plan.
         """
         plan = plan.one_rank_plan(embedded_engine().name) if debug else plan
-        if split := [*agent_placement_errors(program, plan), *shared_process_errors(program, groups_of_work(plan))]:
-            raise ProgramError(split)
+        if problems := [
+            *agent_placement_errors(program, plan),
+            *shared_process_errors(program, groups_of_work(plan)),
+            *stop_text_errors(program, plan, settings.folders),
+        ]:
+            raise ProgramError(problems)
         program = with_node_ids(with_admission(with_accumulation(program, plan), plan))
         observer = observer or SilentObserver()
         self.processes = start_processes(

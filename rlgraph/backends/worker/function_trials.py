@@ -23,6 +23,7 @@ Encode = Callable[[str], Sequence[int]]
 FirstRow = Callable[[str], tuple[str, Row] | None]
 
 _ALTERNATIVE = "if no model would ever answer with its prompt, `trial=false` in the declaration"
+_SERVER = "it is asked before the first step, unless `trial=false` in the declaration says otherwise"
 _MADE_UP = {"float": 0.5, "int": 1, "bool": True, "number": 1, "text": "a"}
 """What columns hold that the program computes, by their type."""
 
@@ -103,7 +104,8 @@ def try_functions(
         try:
             judged = trial.call_function([answer] * count, [f"a made-up answer to {trial.row}"] * count)
         except RunError as error:
-            hints = [[*filter(None, (found.hint, _ALTERNATIVE))] for found in error.diagnostics]
+            other = _SERVER if trial.function.together else _ALTERNATIVE
+            hints = [[*filter(None, (found.hint, other))] for found in error.diagnostics]
             problems += [
                 replace(found, hint="; ".join(hint)) for found, hint in zip(error.diagnostics, hints, strict=True)
             ]

@@ -1,20 +1,21 @@
-"""This module finds plain texts that a chat model is asked: it learned to answer what its chat template writes, and
-goes on from a plain text as from any page."""
+"""This module finds prompts that a chat model did not learn to answer: plain texts, from which it goes on as from any
+page, and conversations that end with the assistant's own message, behind which another one begins."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rlgraph.backends.engines.chat import special_token_texts
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import response_end_ids
-from rlgraph.backends.engines.tokenizers import Codec, special_tokens_in
-from rlgraph.backends.worker.function_trials import first_row
+from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.prompt_limits import OpenedModel
-from rlgraph.columns import value_or_none
-from rlgraph.conversations import Example, OddRow, example_of_format
+from rlgraph.columns import column_at, is_message, value_or_none
+from rlgraph.conversations import Content, Example, OddRow, example_of_format, parse_content
 from rlgraph.data import BatchReader
+from rlgraph.data.base import DataSource, Rows, numbered_rows
 from rlgraph.dsl.columns import find_episode_uses, find_prompt_uses
 from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
@@ -23,7 +24,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ops import NODES, attribute_value
 from rlgraph.user_code import Environment
 
-PLAIN_PROMPT = "W0520"
+PLAIN_PROMPT, ANSWERED_PROMPT = "W0520", "W0524"
 _CONTENT = "a question"
 _SHOWN = 40
 """How many characters of a prompt are shown."""
@@ -35,43 +36,88 @@ def plain_prompt_warnings(
     models: Mapping[str, OpenedModel],
     environments: Mapping[str, Environment],
 ) -> list[Diagnostic]:
-    """Return a warning for each chat model and each column of plain texts that it is asked or trained on, by the first
-    row of the data. Rows of a stream are passed over, which cannot be read ahead."""
+    """Return a warning for each chat model and each column with plain texts that it is asked or trained on, and for
+    each with conversations that it is asked and that end with its own message, by the first row that has one. Rows of
+    a stream are passed over, which cannot be read ahead."""
     known = {name: reader.source.columns for name, reader in readers.items()}
     uses: list[PromptUse] = find_prompt_uses(program, known)
+    asked = [use for use in uses if use.shape is None]
     for use in find_episode_uses(program, known):
         environment = environments.get(use.node.attr("env"))
         # An agent asks what it likes, and `turns=text` says that a text is meant.
         if attribute_value(use.node, "turns") == "chat" and (environment is None or environment.agent is None):
             uses.append(use)
-    found: dict[tuple[str, str, str], Diagnostic | None] = {}
+    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
     for use in uses:
         key = use.source, use.column, program.original_model(program.model(use.model)).name
-        row = first_row(readers, use.source)
-        if key not in found and row is not None:
-            found[key] = plain_prompt_warning(use, row[1], models[use.model].engine)
-    return [warning for warning in found.values() if warning is not None]
+        source = readers[use.source].source if use.source in readers else None
+        if key not in found and source is not None and isinstance(source.rows, Rows):
+            engine = models[use.model].engine
+            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if use in asked else ())]
+    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
 
 
-def plain_prompt_warning(use: PromptUse, row: Mapping[str, Any], engine: Any) -> Diagnostic | None:
-    """Return the warning for the prompt of a row; None where it is no plain text, or the model is not one that chats.
-    engine: has a `codec` and a `spec`."""
-    prompt = _prompt(use, row)
-    if not isinstance(prompt, str):
-        return None
+def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnostic]:
+    """Yield the warning for the first prompt that is a plain text, if the model chats. engine: has a `codec` and a
+    `spec`."""
     codec: Codec = engine.codec
-    if not _chats(codec, response_end_ids(engine.spec, codec)) or _is_written(codec, prompt):
-        return None
+    if not _may_hold(source, use, "text") or not _chats(codec, response_end_ids(engine.spec, codec)):
+        return
+    marks = _marks(codec)
+    for number, row in numbered_rows(source):
+        prompt = _prompt(use, row)
+        if isinstance(prompt, str) and not any(mark in prompt for mark in marks):
+            yield _plain_prompt(use, number, prompt)
+            return
+
+
+def _plain_prompt(use: PromptUse, number: int, prompt: str) -> Diagnostic:
     text = json.dumps(prompt if len(prompt) <= _SHOWN else f"{prompt[:_SHOWN]}...", ensure_ascii=False)
     hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}{_call_with_message(use)}'
-    warning = Diagnostic(
+    if _is_json_of_messages(prompt):
+        hint = f"it is the JSON of messages, as a text: write the list itself, or call the column `messages`: {text}"
+    return Diagnostic(
         PLAIN_PROMPT,
-        f"`{use.model}` is a chat model, and `{use.column}` of `{use.source}` is plain text: its chat template is not "
-        "used",
+        f"`{use.model}` is a chat model, and `{use.column}` of `{use.source}` is plain text"
+        f"{f' in row {number:,}' if number else ''}: its chat template is not used",
         use.node.span,
         f"{hint}; where plain text is meant, end the line with `# allow {PLAIN_PROMPT}`",
     )
-    return None if is_allowed(warning) else warning
+
+
+def _answered(use: PromptUse, source: DataSource) -> Iterator[Diagnostic]:
+    """Yield the warning for the first prompt that ends with a message of the assistant's."""
+    if not _may_hold(source, use, "messages"):
+        return
+    for number, row in numbered_rows(source):
+        prompt = _prompt(use, row)
+        if prompt and not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+            yield Diagnostic(
+                ANSWERED_PROMPT,
+                f"`{use.column}` of `{use.source}` ends with a message of the assistant's in row {number:,}: "
+                f"`{use.model}` begins another one behind it",
+                use.node.span,
+                "let prompts end with what is asked; to have the model go on from what it says, write the prompt out "
+                f"as a text; where another one is meant, end the line with `# allow {ANSWERED_PROMPT}`",
+            )
+            return
+
+
+def _may_hold(source: DataSource, use: PromptUse, kind: str) -> bool:
+    """Return whether a column, or what it is read with, may have values of a kind."""
+    column = column_at(source.columns, use.column) if source.columns is not None else None
+    # A text may be the JSON of messages, and a text whose answer is messages is read as a message.
+    return column is None or use.shape is not None or bool({kind, "text"}.intersection(column.first))
+
+
+def _is_json_of_messages(text: str) -> bool:
+    if not text.lstrip().startswith("[{"):
+        return False
+    try:
+        messages = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(messages, list) and all(map(is_message, messages))
 
 
 def _call_with_message(use: PromptUse) -> str:
@@ -82,14 +128,14 @@ def _call_with_message(use: PromptUse) -> str:
     return "" if NODES[use.node.op].foreign else f", or ask `{message}` in the program"
 
 
-def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Any:
+def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Content | None:
     """Return what the model reads before its answer; None where there is nothing. A text whose answer is messages is
     read as a message itself."""
-    if use.shape is None:
-        return value_or_none(row, use.column)
-    if use.column != use.shape.prompt:
+    if use.shape is not None and use.column != use.shape.prompt:
         return None
     try:
+        if use.shape is None:
+            return parse_content(value_or_none(row, use.column), use.column)
         return example_of_format(row, use.shape, whole=use.whole).prompt
     except OddRow:  # Whoever reads it says what is wrong.
         return None
@@ -110,14 +156,9 @@ def _chats(codec: Codec, ends: Iterable[int]) -> bool:
     return any(token in ends for token, loss in zip(ids, learned, strict=True) if loss)
 
 
-def _is_written(codec: Codec, prompt: str) -> bool:
-    """Return whether a text is a conversation that is written out already: it has special tokens, or a line that the
+def _marks(codec: Codec) -> list[str]:
+    """Return the texts that a conversation has which is written out already: special tokens, and the lines that the
     template writes around what is asked."""
-    try:
-        if special_tokens_in(codec.tokenizer, codec.encode_text(prompt)):
-            return True
-        before, _, after = codec.prompt_text([{"role": "user", "content": _CONTENT}], ()).rpartition(_CONTENT)
-    except EngineError:
-        return True  # Whoever asks it says what is wrong.
+    before, _, after = codec.prompt_text([{"role": "user", "content": _CONTENT}], ()).rpartition(_CONTENT)
     around = (after.strip() or before.strip()).replace(str(codec.tokenizer.eos_token), "\n")
-    return any(line.strip() in prompt for line in around.splitlines() if line.strip())
+    return [*special_token_texts(codec.tokenizer), *filter(None, map(str.strip, around.splitlines()))]

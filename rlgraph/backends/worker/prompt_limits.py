@@ -226,7 +226,8 @@ def _tokens_of_row(name: str, limit: PromptLimit, number: int, row: Row) -> int:
     except OddRow as error:
         raise ProgramError(Diagnostic("E0732", f"{who}: {error}", limit.span)) from None
     except (EngineError, TypeError, KeyError) as error:
-        raise ProgramError(Diagnostic("E0731", f"{who}: {error}", limit.span)) from None
+        hint = error.hint if isinstance(error, EngineError) else ""
+        raise ProgramError(Diagnostic("E0731", f"{who}: {error}", limit.span, hint)) from None
 
 
 def _count(limit: PromptLimit, row: Row) -> int:

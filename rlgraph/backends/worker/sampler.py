@@ -33,16 +33,6 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
     """Return the sampling options of a node. most: tokens of an answer; None: as the node says."""
     codec, texts = model.engine.codec, tuple(node.attr("stop") or ())
     tokens = {text: codec.encode_text(text) for text in texts}
-    ends_at_texts = getattr(model.engine, "ends_at_texts", False)
-    if not ends_at_texts and (text := next((text for text in texts if len(tokens[text]) != 1), None)):
-        raise RunError(
-            Diagnostic(
-                "E0733",
-                f'"{text}" is {len(tokens[text])} tokens to `{model.model.name}`, and its engine ends answers at one',
-                node.span,
-                f"place it with `engine={embedded_engine().name}`, or stop at a single token",
-            )
-        )
     longest = node.attr("max_tokens") if most is None else most
     try:
         return Sampling(
@@ -52,7 +42,7 @@ def sampling_options(node: Node, model: SessionModel, most: int | None = None) -
             node.attr("top_k"),
             min(node.attr("min_tokens") or 0, longest),
             tuple(token for each in tokens.values() if len(each) == 1 for token in each),
-            codec.stop_texts(texts) if texts and ends_at_texts else None,
+            codec.stop_texts(texts) if texts else None,
             node.attr("first") or 0,
             attribute_value(node, "min_p"),
             node.attr("routing") == "replay",

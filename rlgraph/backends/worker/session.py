@@ -298,7 +298,7 @@ class Session:
         except EngineError as error:
             hint = (
                 error.hint
-                if isinstance(error, HubError)
+                if isinstance(error, HubError) or error.hint
                 else "give a folder, a hub name, `gguf(...)`, or `random(...)`"
             )
             raise ProgramError(

@@ -10,27 +10,30 @@ from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint.document import Checkpoint
 
 CHANGED = "E0826"
+_HINT = "with `--changed` the run goes on all the same, as far as what is kept still has a meaning"
 
 
 def require_same_program(checkpoint: Checkpoint, compiled: Compilation) -> None:
-    """Raise UsageMistake if the program's text, what was set in it, or what it uses has changed."""
-    graph = compiled.text()
-    if graph == checkpoint.graph:
+    """Raise UsageMistake if the program's text, or what was set in it, has changed, and its graph with that."""
+    if compiled.text() == checkpoint.graph:
         return
-    hint = "with `--changed` the run goes on all the same, as far as what is kept still has a meaning"
     settings = _settings(checkpoint.set, compiled.set)
     difference = _first(checkpoint.program, compiled.source.text, compiled.source.path)
     if settings:
-        raise UsageMistake(Diagnostic(CHANGED, f"the run was begun {settings}", NO_SPAN, hint))
+        raise UsageMistake(Diagnostic(CHANGED, f"the run was begun {settings}", NO_SPAN, _HINT))
     if difference is not None:
         span, old_line = difference
         text = f"this was `{old_line}`" if old_line else "this was not there"
-        raise UsageMistake(Diagnostic(CHANGED, f"the program has changed since the run was saved: {text}", span, hint))
-    difference = _first(checkpoint.graph, graph, "<graph>")
-    assert difference is not None
-    span, old_line = difference
-    message = "what the program uses has changed, or rlgraph compiles it to another graph"
-    raise UsageMistake(Diagnostic(CHANGED, f"{message}: this was `{old_line}`", span, hint))
+        raise UsageMistake(Diagnostic(CHANGED, f"the program has changed since the run was saved: {text}", span, _HINT))
+
+
+def require_same_graph(checkpoint: Checkpoint, compiled: Compilation) -> None:
+    """Raise UsageMistake if a program of the same text has become another graph."""
+    difference = _first(checkpoint.graph, compiled.text(), "<graph>")
+    if difference is not None:
+        span, old_line = difference
+        message = "what the program uses has changed, or rlgraph compiles it to another graph"
+        raise UsageMistake(Diagnostic(CHANGED, f"{message}: this was `{old_line}`", span, _HINT))
 
 
 def _settings(before: Mapping[str, str], now: Mapping[str, str]) -> str:

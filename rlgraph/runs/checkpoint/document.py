@@ -115,7 +115,10 @@ def _plain(document: Mapping[str, Any]) -> str:
 def read_document(folder: Path) -> dict[str, Any]:
     """Return the document of a checkpoint. Raise OSError, and Damaged or another ValueError if it is not as it was
     written."""
-    content = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
+    try:
+        content = json.loads(read_bytes(folder / DOCUMENT, _LONGEST))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"`{DOCUMENT}` is no JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"`{DOCUMENT}` is no record")
     expected = content.pop(DIGEST, None)

@@ -3,7 +3,7 @@ checkpoint keeps them, so that a run is not resumed with other files unnoticed."
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +41,13 @@ def hub_revisions(compiled: Compilation) -> Digests:
 
 
 def changed_files(before: Digests, now: Digests) -> dict[str, list[str]]:
-    """Return, for the declarations in both, the files that differ, are new, or are gone."""
-    by_name = {name: _changed(before[name], now[name]) for name in before if name in now}
+    """Return the files that differ, are new, or are gone, by declaration. Of a model of the hub nothing is known now
+    before it is loaded."""
+    by_name = {
+        name: _changed(files, now.get(name, {}))
+        for name, files in before.items()
+        if name in now or _REVISION not in files
+    }
     return {name: files for name, files in by_name.items() if files}
 
 
@@ -56,23 +61,24 @@ def require_unchanged(before: Digests, now: Digests, program: Program) -> None:
     }
     (first, files), *rest = differing.items()
     hint = "put back what was there, or go on with it as it is now: `--changed` (`changed=True` in Python)"
-    related = tuple(Related(spans.get(name, NO_SPAN), _message(name, files)) for name, files in rest)
+    related = tuple(Related(spans.get(name, NO_SPAN), _message(name, files, now)) for name, files in rest)
     span: Span = spans.get(first, NO_SPAN)
-    raise UsageMistake(Diagnostic("E0826", _message(first, files), span, hint, related))
+    raise UsageMistake(Diagnostic("E0826", _message(first, files, now), span, hint, related))
 
 
 def change_notes(before: Digests, now: Digests) -> list[str]:
     """Return what has changed as lines for the notes of a run that is resumed all the same."""
     return [
-        f"{_message(name, files)}: it goes on with what is there now"
+        f"{_message(name, files, now)}: it goes on with what is there now"
         for name, files in changed_files(before, now).items()
     ]
 
 
-def _message(name: str, files: Iterable[str]) -> str:
-    names = list(files)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"`{name}` is not what it was when the run was saved: {quoted_list(names[:3], 'and')}{more} changed"
+def _message(name: str, files: Sequence[str], now: Digests) -> str:
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    gone = "are gone" if len(files) > 1 else "is gone"
+    became = "changed" if any(file in now.get(name, {}) for file in files) else gone
+    return f"`{name}` is not what it was when the run was saved: {quoted_list(files[:3], 'and')}{more} {became}"
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic, UsageMistake, quoted_list
 from rlgraph.files import read_bytes
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.runs.checkpoint import disk, document, outside_digests
-from rlgraph.runs.checkpoint.changes import CHANGED, require_same_program
+from rlgraph.runs.checkpoint.changes import CHANGED, require_same_graph, require_same_program
 from rlgraph.runs.checkpoint.document import Checkpoint
 from rlgraph.runs.folder import CHECKPOINTS
 from rlgraph.runs.folder_lock import HOW
@@ -119,7 +119,9 @@ def checkpoint_to_resume(
     checkpoint = document.read_checkpoint(path)
     if not options.changed:
         require_same_program(checkpoint, compiled)
+        # Columns of data that are gone make another graph, too.
         outside_digests.require_unchanged(checkpoint.outside, now, compiled.program)
+        require_same_graph(checkpoint, compiled)
     phases = tuple((phase.name, phase.steps) for phase in compiled.program.phases)
     if phases != checkpoint.phases:
         message = "the phases of the program, or their steps, are not those of the run that was saved"

@@ -17,6 +17,7 @@ from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
 from rlgraph.backends.worker.environment_trials import try_environments
 from rlgraph.backends.worker.function_trials import find_function_trials
 from rlgraph.backends.worker.model_sources import model_spec, source_span
+from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
 from rlgraph.catalog.clusters.processor import processor_flags
@@ -226,10 +227,11 @@ def _device_memory(device: str) -> int:
 
 
 def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
-    """Count the empty prompts, and the tokens of all where one may be too long, and write a turn of each that has
-    turns."""
+    """Look for prompts that are empty, or not as a model is asked, count the tokens of all where one may be too long,
+    and write a turn of each that has turns."""
     for problem in [
         *empty_prompt_diagnostics(program, opened.readers, opened.models),
+        *plain_prompt_warnings(program, opened.readers, opened.models, opened.environments),
         *try_turns(program, opened.readers, opened.models, opened.environments),
     ]:
         yield finding_of(problem, "prompts")

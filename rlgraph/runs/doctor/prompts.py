@@ -11,7 +11,6 @@ from typing import Any
 from rlgraph.backends.engines.errors import ConversationError, EngineError
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.function_trials import FunctionTrial
-from rlgraph.backends.worker.plain_prompts import plain_prompt_warning
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_at, value_or_none
 from rlgraph.conversations import OddRow, example_of_format, parse_content, template_options_of, tools_of
@@ -21,7 +20,7 @@ from rlgraph.errors import count_phrase
 from rlgraph.ir.graph import Program
 from rlgraph.ir.types import StateHandle, Table
 from rlgraph.ops import NODES
-from rlgraph.runs.doctor.finding import Finding, finding_of
+from rlgraph.runs.doctor.finding import Finding
 
 MADE_UP = "This is a made-up answer: 42."
 SHOWN_TOKENS = 60
@@ -67,8 +66,6 @@ def prompt_findings(
         more = f", {count_phrase(learned, 'token')} of them with loss" if use.shape else ""
         message = f"the first {what} as `{use.model}` reads it, {count_phrase(len(ids), 'token')}{more}:"
         yield Finding("ok", subject, message, shown=(*_text(codec, ids), *_tokens(codec, ids)))
-        if (warning := plain_prompt_warning(use, row, models[use.model].engine)) is not None:
-            yield finding_of(warning, subject)
 
 
 def _read(codec: Codec, use: PromptUse, row: Mapping[str, Any], prompt: Any) -> tuple[list[int], int]:

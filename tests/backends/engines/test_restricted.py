@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlgraph.backends.engines import sampling
+from rlgraph.backends.engines import likeliest, sampling
+from rlgraph.backends.engines.likeliest import LikeliestTokens, likeliest_tokens
 from rlgraph.backends.engines.records import Sampling
 from rlgraph.backends.engines.sampling import choose_tokens, draw_uniforms
 from rlgraph.backends.enginespec.memory import RANKING
@@ -36,10 +37,10 @@ def kept_of(row: list[float], way: Sampling) -> set[int]:
     return kept
 
 
-@pytest.mark.parametrize("likeliest", [8, 1 << 20], ids=["looked at first", "sorted"])
+@pytest.mark.parametrize("first", [8, 1 << 20], ids=["looked at first", "sorted"])
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_the_likeliest_are_kept(way: dict[str, float], likeliest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LIKELIEST", likeliest)
+def test_the_likeliest_are_kept(way: dict[str, float], first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likeliest, "LIKELIEST", first)
     monkeypatch.setattr(sampling, "RANKING", dataclasses.replace(RANKING, logits=3 * 300))
     chosen = Sampling(max_tokens=1, **way)  # type: ignore[arg-type]
     # Of the wide ones a few tokens have all the weight, of the narrow ones none has much: 8 are not enough.
@@ -51,9 +52,28 @@ def test_the_likeliest_are_kept(way: dict[str, float], likeliest: int, monkeypat
     assert bool(((left == 0) | (left == weights)).all())
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if "top_k" not in way], ids=str)
+def test_scored_tokens_are_those_of_a_sort(way: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the places, also where some of them are sorted; the places that are not are read once."""
+    logits = torch.cat([weights_of(7, 300, width) for width in (0.1, 4.0, 0.1, 4.0)]).log()
+    asked, sorts = LikeliestTokens(0, way.get("top_p", 1.0), way.get("min_p", 0.0)), list[int]()
+
+    def counted(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        sorts.append(numbers.numel())
+        return torch.sort(numbers, dim=1, descending=True, stable=True)
+
+    monkeypatch.setattr(likeliest, "_sorted", counted)
+    monkeypatch.setattr(likeliest, "LIKELIEST", 1 << 20)
+    expected = likeliest_tokens(logits.clone(), asked, first=50)
+    monkeypatch.setattr(likeliest, "LIKELIEST", 8)
+    found = likeliest_tokens(logits.clone(), asked, first=50)
+    assert sorts[:2] == [28 * 300, 28 * 8] and sum(sorts[2:]) < 28 * 300
+    assert all(map(torch.equal, (found.counts, found.ids, found.logs), (expected.counts, expected.ids, expected.logs)))
+
+
 @pytest.mark.parametrize("way", [{}, *WAYS], ids=str)
 def test_bytes_of_sampling_are_those_that_plans_count(way: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "LIKELIEST", 1 << 20)
+    monkeypatch.setattr(likeliest, "LIKELIEST", 1 << 20)
     ranking = dataclasses.replace(RANKING, logits=40 * 500)
     monkeypatch.setattr(sampling, "RANKING", ranking)
     rows, vocab = 400, 500

@@ -709,8 +709,9 @@ def test_models_that_vllm_cannot_take() -> None:
 
     with pytest.raises(EngineError, match="family `gpt2`"):
         VllmEngine.open(ModelSpec("causal_lm", RandomWeights("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 1}, WORDS)))
-    with pytest.raises(EngineError, match="heads of size .*this model's are 20"):
+    with pytest.raises(EngineError, match="heads of size .*this model's are 20") as refused:
         VllmEngine.open(ModelSpec("causal_lm", source(head_dim=20)))
+    assert "engine=transformers" in refused.value.hint
     with pytest.raises(EngineError, match="vllm generates"):
         VllmEngine.open(replace(spec(), kind="value_lm"))
     with pytest.raises(EngineError, match="pp=2"):

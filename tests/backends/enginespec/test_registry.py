@@ -20,6 +20,8 @@ from rlgraph.backends.enginespec.registry import (
     engines_by_preference,
     rank_opener,
 )
+from rlgraph.backends.ray import backend
+from rlgraph.backends.worker.session import Settings
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import ProgramError
 from rlgraph.ir.mesh import make_mesh
@@ -115,6 +117,20 @@ def test_what_it_cannot_do_is_said(package: Path, options: str, said: str) -> No
     with pytest.raises(ProgramError) as error:
         rlgraph.compile(PROGRAM, schedule=SCHEDULE.replace("engine=plain", options))
     assert said in str(error.value)
+
+
+def test_a_stop_text_that_it_does_not_look_for_is_refused_before_processes_start(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(package)
+    monkeypatch.setattr(backend, "start_processes", lambda *_, **__: pytest.fail("started"))
+    for stop, said in {
+        '"end"': '"end" is 3 tokens to `actor`, and its engine `plain` ends answers at one',
+        '"e"': "",
+    }.items():
+        made = rlgraph.compile(PROGRAM.replace("max_tokens=4", f"max_tokens=4, stop={stop}"), schedule=SCHEDULE)
+        with pytest.raises(ProgramError if said else pytest.fail.Exception, match=said or "started"):
+            backend.RayBackend(made.program, made.plan, Settings(folder=package))
 
 
 def test_an_engine_without_the_optimizer_trains_nothing(package: Path) -> None:

@@ -93,8 +93,6 @@ class TransformersEngine(RankWeights, ScoringMixin, TrainingMixin):
     all results; such a replica does not save by itself, and generates where no parameters are sharded.
     """
 
-    ends_at_texts = True
-
     def __init__(
         self,
         loaded: LoadedModel,

@@ -55,6 +55,7 @@ SPEC = EngineSpec(
     experts=True,
     replays_routes=True,
     keeps_support=True,
+    ends_at_texts=True,
     every_model=True,
     autocast=True,
     packs=True,

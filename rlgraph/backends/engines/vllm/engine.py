@@ -108,8 +108,6 @@ class VllmEngine(CallSampler):
     them.
     """
 
-    ends_at_texts = True
-
     def __init__(self, spec: ModelSpec, source: VllmModelSource, engine: Any, mesh: Mesh, rank: int) -> None:
         """Wrap a vLLM engine that is started; `open` does that."""
         super().__init__(engine, mesh, rank)

@@ -58,6 +58,7 @@ SPEC = EngineSpec(
     # vLLM 0.32, `MaxLoRARanks` in `vllm/config/lora.py`.
     adapter_ranks=_RANKS,
     keeps_support=True,
+    ends_at_texts=True,
     streams=True,
     admits=True,
     longest_first=True,

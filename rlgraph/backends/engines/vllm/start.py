@@ -16,6 +16,7 @@ from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import lora_options
 from rlgraph.backends.enginespec.memory import ReservedCache
+from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
@@ -185,22 +186,26 @@ def _check_kernels(shape: Shape) -> None:
     give no numbers."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+    elsewhere = f"place it with `engine={embedded_engine().name}` here; on GPUs vLLM has what it needs"
     sizes, latent = CPUAttentionBackend.get_supported_head_sizes(), shape.latent
     if latent and (latent.keys, latent.turned) != _LATENT_SIZES:
         numbers, rotated = _LATENT_SIZES
         raise EngineError(
             f"on a CPU vLLM makes keys and values of {numbers} numbers a token, beside {rotated} that rotate, but this "
-            f"model has {latent.keys} and {latent.turned}"
+            f"model has {latent.keys} and {latent.turned}",
+            elsewhere,
         )
     if not latent and shape.head_dim not in sizes:
         head_sizes = ", ".join(map(str, sizes))
         raise EngineError(
-            f"on a CPU vLLM has attention for heads of size {head_sizes}, but this model's are {shape.head_dim}"
+            f"on a CPU vLLM has attention for heads of size {head_sizes}, but this model's are {shape.head_dim}",
+            elsewhere,
         )
     if shape.experts and shape.hidden % _EXPERT_COLUMNS:
         raise EngineError(
             f"on a CPU vLLM has experts for hidden sizes that {_EXPERT_COLUMNS} divides, but this model's is "
-            f"{shape.hidden}"
+            f"{shape.hidden}",
+            elsewhere,
         )
 
 
