@@ -107,7 +107,8 @@ def compile(
     - `minimize`: "cost" for the cheapest plan in place of the fastest one.
     - `offload`: models may be in the host's memory while others work, where nothing fits without, or that is faster.
     - `fuse`: trainings that can may share a pipeline.
-    - `stream`: rows may go on before a batch is complete where no line of the schedule says so, on up to 64 devices.
+    - `stream`: rows may go on before a batch is complete where no line of the schedule says so, on 64 devices or of
+      2,048 rows at most.
     - `search_seconds`: after so long the search ends with the best plan that it has.
     - `search_gap`: the search ends with a plan that is at most so far from the best there is, as a share.
     """

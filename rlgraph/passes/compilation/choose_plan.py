@@ -22,7 +22,9 @@ from rlgraph.passes.compilation.assumed_tails import assumed_tail_warnings
 from rlgraph.passes.compilation.default_plan import read_model_shapes, unused_schedule_warnings
 from rlgraph.passes.compilation.host_offload import fullest_host, host_memory_diagnostic, plan_offload_by_host
 from rlgraph.passes.compilation.host_rows import crowded_host_warnings, fullest_host_rows
+from rlgraph.passes.compilation.other_engines import faster_with_other_engine
 from rlgraph.passes.compilation.overlapping_work import has_few_rows, has_overlapping_work
+from rlgraph.passes.compilation.streamable import streams_promise
 from rlgraph.passes.compilation.target import Target
 from rlgraph.passes.cost.batch import total_rows
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline
@@ -79,7 +81,7 @@ def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, ta
 
         return no_slower_than_on_fewer_nodes(choice, ends)
     else:
-        may_stream = is_small(choice.problem, choice.question)
+        may_stream = is_small(choice.problem, choice.question) or has_few_rows(choice) and streams_promise(choice)
     if target.stream and may_stream:
         from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
@@ -117,7 +119,10 @@ def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) ->
         host_problem = host_memory_diagnostic(asked, ends)
         refusal = no_plan_error(replace(asked, search_seconds=ends - monotonic()))
         raise ProgramError([host_problem, *refusal.diagnostics]) if host_problem else refusal
-    return _without_tight_fusions(choice, ends)
+    choice = _without_tight_fusions(choice, ends)
+    if choice.question.engines != asked.engines:
+        return choice
+    return _without_tight_fusions(faster_with_other_engine(choice, ends), ends)
 
 
 def _choose_with_host_optimizer(asked: PlacementQuery, ends: float) -> PlacementChoice | None:

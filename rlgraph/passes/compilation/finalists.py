@@ -12,6 +12,7 @@ from rlgraph.passes.compilation.overlap_simulation import (
     ChoiceInterrupted,
     SimulationCache,
     simulate_step_seconds,
+    steady_step_count,
     streaming_key,
 )
 from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_block_sizes
@@ -88,8 +89,17 @@ def simulate_choice(
     simulations of the plan."""
     timed = timed or SimulationCache(STEPS)
     candidate = refine_block_sizes_and_tail_moves(choice, timed, least)
-    seconds = timed.cached_seconds(candidate) if _behind(candidate, timed, least) else simulate_step_seconds(candidate)
-    return replace(candidate, simulated_step_s=seconds)
+    known = timed.steps >= steady_step_count(candidate) or _behind(candidate, timed, least)
+    return with_simulated_seconds(
+        replace(candidate, simulated_step_s=timed.cached_seconds(candidate) if known else None)
+    )
+
+
+def with_simulated_seconds(choice: PlacementChoice) -> PlacementChoice:
+    """Return a choice with its simulated seconds, which it may have already."""
+    if choice.simulated_step_s is not None:
+        return choice
+    return replace(choice, simulated_step_s=simulate_step_seconds(choice))
 
 
 def refine_block_sizes_and_tail_moves(

@@ -55,11 +55,16 @@ def streaming_key(choice: PlacementChoice) -> object:
     return frozenset(plan.blocks), frozenset(plan.free), frozenset(plan.tails)
 
 
+def steady_step_count(choice: PlacementChoice) -> int:
+    """Return how many steps in the middle of a run tell what one takes."""
+    # Steps that run ahead end in bursts.
+    return max(FEWEST, 2 * steps_before_middle(main_phase(choice.question.program)))
+
+
 def simulate_step_seconds(choice: PlacementChoice, steps: int = 0) -> float | None:
     """Return the seconds of a step in the middle of a run of so many steps; 0: as many as it takes. None if
     it cannot be simulated, or if Ctrl-C ended the simulation, which is printed."""
-    # Steps that run ahead end in bursts.
-    steps = steps or max(FEWEST, 2 * steps_before_middle(main_phase(choice.question.program)))
+    steps = steps or steady_step_count(choice)
     with closing(SimulationProgress()) as progress:
         try:
             return simulate_steps(make_simulator(choice, progress), steps, progress.show_steps_done).mean_step_seconds

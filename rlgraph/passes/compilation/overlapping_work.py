@@ -25,7 +25,7 @@ def has_overlapping_work(choice: PlacementChoice) -> bool:
         for node in phase.graph.walk()
         if NODES[node.op].loop == "rounds"
     )
-    return ahead or bool(choice.plan.blocks) or phase.staleness.steps > 0 or _samples_together(choice, phase)
+    return ahead or bool(choice.plan.blocks) or choice.problem.staleness_steps > 0 or _samples_together(choice, phase)
 
 
 def has_few_rows(choice: PlacementChoice) -> bool:

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
-from rlgraph.backends.enginespec.registry import engine
 from rlgraph.errors import ProgramError
 from rlgraph.ir.schedule import StreamLine
-from rlgraph.ops.nodes import NODES
 from rlgraph.passes.compilation.overlap_simulation import SimulationCache
+from rlgraph.passes.compilation.streamable import streamable_tables
 from rlgraph.passes.compilation.undecided_lines import ScheduleLineTuner, resolve_undecided_lines
 from rlgraph.passes.cost.tasks import main_phase
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.search.progress import ProgressLine
-from rlgraph.passes.placement.tails import sampling_groups
 
 TIMES = 4
 """The ratio of consecutive block sizes that are tried."""
@@ -68,20 +66,6 @@ def streaming_gains(choice: PlacementChoice, ends: float = inf) -> Iterator[Stre
             best = min((rows for rows in search.tried if rows), key=search.tried.__getitem__, default=None)
             if best is not None and None in search.tried:
                 yield StreamingGain(table, best, search.tried[best], search.tried[None])
-
-
-def streamable_tables(choice: PlacementChoice) -> list[str]:
-    """Return the sampled tables of a step that the schedule does not stream but their engines could."""
-    asked = choice.question
-    streamed = {line.table for line in asked.schedule.streams}
-    nodes = main_phase(asked.program).graph.walk()
-    tables = dict.fromkeys(node.name.split(".")[0] for node in nodes if NODES[node.op].generates)
-    return [
-        table
-        for table in tables
-        if table not in streamed
-        and all(engine(group.engine).streams for group in sampling_groups(table, choice.plan, asked.program))
-    ]
 
 
 def block_sizes_to_try(choice: PlacementChoice, line: StreamLine) -> Iterator[int]:

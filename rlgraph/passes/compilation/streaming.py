@@ -13,8 +13,9 @@ from rlgraph.passes.compilation.finalists import (
     simulate_choice,
     simulated_objective_value,
 )
-from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache, simulate_step_seconds
-from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try, streamable_tables
+from rlgraph.passes.compilation.overlap_simulation import ChoiceInterrupted, SimulationCache, steady_step_count
+from rlgraph.passes.compilation.stream_blocks import STEPS, block_sizes_to_try
+from rlgraph.passes.compilation.streamable import question_with_streams
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline
 from rlgraph.passes.placement.known_answer import answer_with_less_room
 from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value
@@ -28,22 +29,17 @@ def with_best_streamed_tables(choice: PlacementChoice, ends: float) -> Placement
     """Return a choice by whole batches, or, if it is better by `PAYS`, the best one among plans with memory for
     streaming rows, with the best blocks. ends: the monotonic time at which to stop searching. After Ctrl-C, which is
     printed, the given choice is returned."""
-    asked, tables = choice.question, streamable_tables(choice)
-    if not tables:
+    question = question_with_streams(choice)
+    if question is None:
         return choice
-    lines = (*asked.schedule.streams, *(StreamLine(table) for table in tables))
     try:
-        schedule = replace(asked.schedule, streams=lines)
-        question = replace(asked, schedule=schedule, offload=False)
         # What the simulator has chosen where steps overlap need not be the best by whole batches.
         known = None if choice.problem.staleness_steps else answer_with_less_room(choice.awake or choice, question)
         other = known or choose_before_deadline(ends, question)
         if other is None or _hopeless(choice, other):
             return choice
-        timed = SimulationCache(STEPS)
-        if choice.problem.staleness_steps and choice.simulated_step_s is None:
-            # Steps that run ahead end in bursts, of which few steps tell little.
-            choice = replace(choice, simulated_step_s=simulate_step_seconds(choice))
+        # Steps that overlap end in bursts, of which few steps tell little.
+        timed = SimulationCache(steady_step_count(choice) if choice.problem.staleness_steps else STEPS)
         if not _promising(choice, other, timed):
             return choice
         streaming = simulate_choice(other, timed=timed)

@@ -136,6 +136,15 @@ def choose_before_deadline(ends: float, question: PlacementQuery) -> PlacementCh
     return _choose(question, ends - monotonic(), Search.run_or_time_out, share=LESS_WORK, far=1.0)
 
 
+def choose_below(ends: float, question: PlacementQuery, known: PlacementChoice, value: float) -> PlacementChoice | None:
+    """Return the best plan if what is minimized is less than `value`, else None, which takes less time than a search
+    without it: what cannot be that good is left out. known: the plan that is taken otherwise, of another question.
+    Raises OutOfTime where the time is over."""
+    rival = replace(known, search_result=replace(known.search_result, value=value))
+    found = _choose(question, ends - monotonic(), Search.run_or_time_out, rival, share=LESS_WORK, margin=0.0)
+    return None if found is None or found.search_result.options is known.search_result.options else found
+
+
 def _choose(
     question: PlacementQuery,
     seconds: float,
@@ -144,12 +153,13 @@ def _choose(
     only: Sequence[Blocks] | None = None,
     share: float = 1.0,
     far: float = 0.0,
+    margin: float | None = None,
 ) -> PlacementChoice | None:
     """Return the best plan that `how` finds.
 
-    incumbent: a plan for another question that has to be beaten by `_asleep`; it is returned with the bound of both if
-    it is not. only: the partitions to search, if not all. share: of the work that a search may do. far: as `_most_work`
-    has it.
+    incumbent: a plan for another question that has to be beaten by `margin`, `_asleep` if that is None; it is returned
+    with the bound of both if it is not. only: the partitions to search, if not all. share: of the work that a search
+    may do. far: as `_most_work` has it.
     """
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
@@ -158,7 +168,7 @@ def _choose(
     to_beat = None if incumbent is None else incumbent.search_result
     fuse, patience = fuse_mode(first, question), _patience(question)
     work, nodes = _most_work(question, share, far), question.most_nodes
-    margin = _asleep(question)
+    margin = _asleep(question) if margin is None else margin
     search = Search(
         first, searched, gap, seconds, spare, together, fuse, to_beat, margin, patience, question.control, work, nodes
     )

@@ -189,11 +189,20 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
             parts = known.options.adopt(parts, options, known.components)
             options = known.options
             break
-    problem = PlacementProblem(
-        parts, question.cluster, options, question.goal, placed, pairs, 0 if question.sequential_steps else older
-    )
+    ahead = 0 if question.sequential_steps else older
+    problem = PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, ahead)
+    if not ahead and not question.sequential_steps and _samples_beside_training(problem):
+        problem = PlacementProblem(*problem.constructor_arguments[:-1], 1)
     question.known.add(problem)
     return problem
+
+
+def _samples_beside_training(problem: PlacementProblem) -> bool:
+    """Return whether nothing that is sampled waits for weights that the step before trained, so that a step samples
+    while that one trains, where they have pools of their own."""
+    renewed = {target for _, target in problem.sync_pairs}
+    sampling = [number for number, component in enumerate(problem.components) if component.work == "generate"]
+    return bool(sampling) and renewed.isdisjoint(sampling)
 
 
 def _without_breaks(task: Task, requests: int) -> Task:
