@@ -233,6 +233,11 @@ WRONG_ARGUMENTS: list[tuple[str, str]] = [
     ("rlgraph.compile(None)", "E0894]: `program` is a path"),
     ("rlgraph.compile('tiny.rlf', {3: 3})", "E0807]: `set` is a dict of names and values"),
     ("rlgraph.compile('tiny.rlf', {'score': print})", "E0807]: `score` cannot be set to <built-in function print>"),
+    (
+        "rlgraph.compile('tiny.rlf', {'rows': __import__('pandas').DataFrame({'prompt': ['a']})})",
+        "E0807]: `rows` cannot be set to prompt 0 a: that is no value of the language\n"
+        "help: rows are in a file: `to_json(",
+    ),
     ("rlgraph.compile('tiny.rlf', schedule=3)", "E0894]: `schedule` is a path, or the text of a schedule, not 3"),
     ("rlgraph.compile('tiny.rlf', cluster=8)", 'E0894]: `cluster` is a text such as "1x8:h100-80gb", or a cluster'),
     ("rlgraph.compile('tiny.rlf', cluster='1x1:cpu', workload={})", "E0894]: `workload` is what `rlgraph.workload"),

@@ -20,7 +20,7 @@ RAISED = "E0726"
 TIMED_OUT = "E0727"
 DIED = "E0728"
 GONE = "E0740"
-_FROM_A_CELL = "; a cell of a notebook becomes that file by `%%writefile rewards.py` in its first line"
+FROM_A_CELL = "; a cell of a notebook becomes that file by `%%writefile rewards.py` in its first line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def parse_target(reference: str, folders: SearchFolders, span: Span, kind: str) 
     path, colon, name = reference.rpartition(":")
     if not colon or not path or not name.isidentifier():
         message = f"`{kind}` takes a file or a module and a name in it, with a colon between, not '{reference}'"
-        hint = f'as in `{kind}("rewards.py:exact_match")`{_FROM_A_CELL}'
+        hint = f'as in `{kind}("rewards.py:exact_match")`{FROM_A_CELL}'
         raise ProgramError(Diagnostic(BAD_ARGUMENT, message, span, hint))
     if not is_module(path):
         return CodeTarget(path, CodeSource(find_file(path, folders, span, "Python file")), name, span)
@@ -63,7 +63,7 @@ def parse_target(reference: str, folders: SearchFolders, span: Span, kind: str) 
     if file is None:
         hint = f'install it where rlgraph runs; a file is named with its ending: `{kind}("{path}.py:{name}")`'
         if path == "__main__":
-            hint = f'it runs in a process of its own: write it into a file, `{kind}("rewards.py:{name}")`{_FROM_A_CELL}'
+            hint = f'it runs in a process of its own: write it into a file, `{kind}("rewards.py:{name}")`{FROM_A_CELL}'
         raise ProgramError(Diagnostic(NO_FILE, f"there is no module '{path}'", span, hint))
     return CodeTarget(path, CodeSource(file, path, tuple(module_search_path(folders))), name, span)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlgraph.errors import NO_SPAN, Diagnostic, ProgramError, Source, Span, did_you_mean
 from rlgraph.files import PROGRAMS, failure_reason, read_bytes
+from rlgraph.user_code.code_diagnostics import FROM_A_CELL
 
 if TYPE_CHECKING:
     from rlgraph.columns import Column
@@ -156,12 +157,16 @@ def _text(name: str, value: object) -> str:
         return f"[{', '.join(_text(name, item) for item in value)}]"
     if isinstance(value, str):
         return value
-    message = f"`{name}` cannot be set to {value!r:.60}: that is no value of the language"
+    shown = " ".join(repr(value).split())
+    message = f"`{name}` cannot be set to {shown:.60}: that is no value of the language"
     hint = "give a number, true or false, a path, or an expression as text"
     if callable(value):
-        hint = 'a function is named by its file: `python("rewards.py:score")`, as a text'
+        hint = f'a function is named by its file: `python("rewards.py:score")`, as a text{FROM_A_CELL}'
     elif isinstance(value, Mapping):
         hint = 'rows are in a file, `jsonl("rows.jsonl")`, or made by a function, `python("tasks.py:rows")`, as a text'
+    elif hasattr(value, "to_json"):
+        # A data frame of pandas, or a data set of `datasets`.
+        hint = 'rows are in a file: `to_json("rows.jsonl", orient="records", lines=True)`, then `jsonl("rows.jsonl")`'
     raise ProgramError(Diagnostic("E0807", message, NO_SPAN, hint))
 
 
