@@ -62,21 +62,29 @@ def _hopeless(choice: PlacementChoice, other: PlacementChoice) -> bool:
 
 
 def _promising(choice: PlacementChoice, other: PlacementChoice, timed: SimulationCache) -> bool:
-    """Return whether the plan `other` with blocks of a medium size is better than a choice. timed: that of `other`.
-    Raises Interrupted after Ctrl-C."""
-    streams = other.question.schedule.streams
-    blocks = tuple((line.table, line.block or _medium_block(other, line)) for line in streams)
-    streamed = replace(other, plan=replace(other.plan, blocks=blocks))
+    """Return whether the plan `other` with blocks of a medium size is better than a choice; where steps overlap, or of
+    the smallest size: what comes in pieces then may be late for the next step. timed: that of `other`. Raises
+    Interrupted after Ctrl-C."""
     try:
         if choice.simulated_step_s is None:
             choice = replace(choice, simulated_step_s=SimulationCache(timed.steps).simulate_once(choice))
         least = simulated_objective_value(choice)
-        value = simulated_objective_value(replace(streamed, simulated_step_s=timed.simulate_once(streamed)))
+        for place in (1, 0) if choice.problem.staleness_steps else (1,):
+            streamed = _with_blocks(other, place)
+            value = simulated_objective_value(replace(streamed, simulated_step_s=timed.simulate_once(streamed)))
+            if least is not None and value is not None and value <= (1 - PAYS) * least:
+                return True
     except KeyboardInterrupt:
         print("interrupted: no table streams that the schedule does not name", file=sys.stderr)
         raise ChoiceInterrupted(choice) from None
-    return least is not None and value is not None and value <= (1 - PAYS) * least
+    return False
 
 
-def _medium_block(choice: PlacementChoice, line: StreamLine) -> int:
-    return [*block_sizes_to_try(choice, line)][:2][-1]
+def _with_blocks(choice: PlacementChoice, place: int) -> PlacementChoice:
+    """Return a choice with blocks of the size at this place among those that are tried, the smallest first."""
+
+    def block_size(line: StreamLine) -> int:
+        return line.block or [*block_sizes_to_try(choice, line)][: place + 1][-1]
+
+    blocks = tuple((line.table, block_size(line)) for line in choice.question.schedule.streams)
+    return replace(choice, plan=replace(choice.plan, blocks=blocks))

@@ -82,9 +82,9 @@ def test_ctrl_c_leaves_batches_whole(folder: Path, capsys: pytest.CaptureFixture
     assert "interrupted: no table streams that the schedule does not name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mean, pays", [(600, True), (1000, False)])
+@pytest.mark.parametrize("mean, pays", [(600, True), (1000, True), (1500, False)])
 def test_where_steps_run_ahead_few_rows_stream(mean: int, pays: bool) -> None:
-    """Of many rows the simulations would take too long."""
+    """Of many rows the simulations would take too long. With a mean of 1,000 the smallest block alone pays."""
     program = SLEEPS.replace("step:", "step async(lag=1):").replace("batch=128", "batch=16").replace("n=4", "n=8")
     program = program.replace("max_tokens=2048", "max_tokens=4096").replace("model ref   = frozen(actor)\n", "")
     program = program.replace("    score   = ref.logprobs(rollout)\n", "").replace(" * score", "")
