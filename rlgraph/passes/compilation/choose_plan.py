@@ -122,7 +122,8 @@ def _search_whole_batches(asked: PlacementQuery, target: Target, ends: float) ->
     choice = _without_tight_fusions(choice, ends)
     if choice.question.engines != asked.engines:
         return choice
-    return _without_tight_fusions(faster_with_other_engine(choice, ends), ends)
+    other = faster_with_other_engine(choice, ends)
+    return choice if other is choice else _without_tight_fusions(other, ends)
 
 
 def _choose_with_host_optimizer(asked: PlacementQuery, ends: float) -> PlacementChoice | None:
