@@ -19,7 +19,10 @@ environments that the page does not bring replaced by those of `TINY`. Other fen
     console, sh           only commands of rlgraph that exist, with options that exist (see test_docs)
 
 `<!-- table: NAME -->` to `<!-- end -->` holds a table made from the signatures; `<!-- file: PATH -->` says that the
-fence below it is that file. `pytest --update-golden` writes both anew.
+fence below it is that file, and `<!-- printed: rlgraph ... -->` that it is what this command prints, in which a line
+`...` stands for any number of lines. `<!-- takes 9.3 s: rlgraph compile ... -->` says that the paragraph below it has
+these seconds of a step from this command (`test_printed_pages.py` for both). `pytest --update-golden` writes all of them
+anew.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -265,6 +270,60 @@ def with_files(text: str) -> str:
         lambda m: m[1] + (ROOT / m[2]).read_text("utf-8") + m[3],
         text,
     )
+
+
+PRINTED = re.compile(r"(<!-- printed: (.*?) -->\n```.*\n)((?:.*\n)*?)(```\n)")
+"""What stands above such a fence, the command, the fence's text, its end."""
+
+
+def with_printed(text: str, command: str, out: str) -> str:
+    """The text with every fence below `<!-- printed: COMMAND -->` of this command as it prints it now."""
+    return PRINTED.sub(
+        lambda m: m[1] + excerpt(m[3].splitlines(), out.splitlines()) + m[4] if m[2] == command else m[0], text
+    )
+
+
+TAKES = re.compile(r"<!-- takes (\S+ m?s): (.*?) -->\n")
+"""Seconds of a step, and the command that prints them."""
+
+
+def with_seconds(text: str, command: str, out: str) -> str:
+    """The text with the seconds of a step below `<!-- takes SECONDS: COMMAND -->` as the command prints them now.
+
+    Raises AssertionError where the paragraph has no such seconds.
+    """
+    blocks = text.split("\n\n")
+    for i, block in enumerate(blocks):
+        for was in [seconds for seconds, by in TAKES.findall(block) if by == command]:
+            assert len(places := re.findall(rf"(?<![\d.]){re.escape(was)}\b", block)) > 1, (
+                f"{places} of {was} in {block}"
+            )
+            [now] = re.findall(r": (\S+ m?s) a step by the", out)
+            blocks[i] = block = re.sub(rf"(?<![\d.]){re.escape(was)}\b", now, block)
+    return "\n\n".join(blocks)
+
+
+def excerpt(shown: list[str], now: list[str]) -> str:
+    """The lines that a page shows of what a command printed, as it prints them now.
+
+    A part behind `...` begins where a line is most like its first one, after all that is shown before, and has as many
+    lines as the page shows; the last part has all that are left, if no `...` follows.
+    """
+    made: list[str] = []
+    at = 0
+    for omitted, lines in groupby(shown, "...".__eq__):
+        part = list(lines)
+        if omitted:
+            made.append("...")
+            continue
+        if made:
+            at += max(
+                range(len(now) - at), key=lambda i: SequenceMatcher(None, now[at + i], part[0]).ratio(), default=0
+            )
+        until = at + len(part) if shown[-1] == "..." or part[-1] is not shown[-1] else len(now)
+        made += now[at:until]
+        at = until
+    return "".join(f"{line}\n" for line in made)
 
 
 def generated() -> dict[str, str]:

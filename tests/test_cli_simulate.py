@@ -276,40 +276,6 @@ def test_a_notebook_shows_the_picture() -> None:
     assert shown["image/svg+xml"].startswith("<svg") and shown["text/plain"] == str(found)
 
 
-def test_the_pages_show_what_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    for path in (*PPO, str(ALGORITHMS / "async_grpo.rlf")):
-        (tmp_path / Path(path).name).write_text(Path(path).read_text())
-    [apart] = re.findall(
-        r"```text\n(schedule async_grpo\n.*?)```", (ROOT / "docs/reference/schedules/overlap.md").read_text(), re.DOTALL
-    )
-    (tmp_path / "async_grpo.rls").write_text(apart)
-    monkeypatch.chdir(tmp_path)
-    update = request.config.getoption("--update-golden")
-    for name in ("simulate-overlap.md", "simulate.md"):
-        page = ROOT / "docs" / "how-to" / name
-        text = page.read_text("utf-8")
-        [(arguments, block)] = re.findall(
-            r"<!-- simulate: (.*?) -->.*?```text\n(.*?)```\n<!-- end -->", text, re.DOTALL
-        )
-        code, out, _ = told(capsys, *arguments.split())
-        shown = f"rlgraph simulate {arguments}\n```\n\n```text\n{block}```"
-        now = text.replace(shown, f"rlgraph simulate {arguments}\n```\n\n```text\n{out}```")
-        assert code == 0 and shown in text
-        if update:
-            page.write_text(now, "utf-8")
-        else:
-            assert now == text
-    # The picture is that of the last page.
-    picture = ROOT / "docs" / "img" / "simulate.svg"
-    told(capsys, *arguments.split(), "--svg", "step.svg")
-    if update:
-        picture.write_text(Path("step.svg").read_text())
-    else:
-        assert picture.read_text() == Path("step.svg").read_text()
-
-
 def test_compiling_loads_no_torch() -> None:
     code = "import sys, rlgraph.cli; assert 'torch' not in sys.modules, 'torch'"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,96 @@
+"""What pages show of a command is what it prints: `<!-- printed: COMMAND -->`, `<!-- takes SECONDS: COMMAND -->`, see
+`documents.py`.
+
+Each command is run once for all pages that show it: 6 s of a core for those that `make test` has, 30 s for all.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import rlgraph
+from rlgraph.cli import run_command
+from tests.documents import PAGES, PRINTED, ROOT, TAKES, excerpt, with_printed, with_seconds
+from tests.suites import few
+
+ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+SHOWN = {
+    page: {found[1] for marks in (PRINTED, TAKES) for found in marks.findall(page.read_text("utf-8"))} for page in PAGES
+}
+COMMANDS = sorted(set().union(*SHOWN.values()))
+QUICK = [
+    command
+    for command in COMMANDS
+    if any(words in command for words in ("simulate", "ppo.rls", "ppo.rlf --cluster 16x8:a100-80gb"))
+]
+"""Those that `make test` has, too."""
+OVERLAPS = ROOT / "docs/reference/schedules/overlap.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that has the programs that ship, and the schedule that the page of overlapping steps shows."""
+    (tmp_path / "rlgraph").symlink_to(ROOT / "rlgraph")
+    for path in ALGORITHMS.glob("*.rl[fs]"):
+        (tmp_path / path.name).write_text(path.read_text("utf-8"), "utf-8")
+    [apart] = re.findall(r"```text\n(schedule async_grpo\n.*?)```", OVERLAPS.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "async_grpo.rls").write_text(apart, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command writes to stdout."""
+    words = shlex.split(command)
+    assert words[0] == "rlgraph"
+    code = run_command(words[1:])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out.rstrip() + "\n"
+
+
+@pytest.mark.parametrize("command", few(COMMANDS, *QUICK))
+def test_a_page_shows_what_is_printed(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    out = printed(command, capsys)
+    for page in [page for page, commands in SHOWN.items() if command in commands]:
+        text = page.read_text("utf-8")
+        now = with_seconds(with_printed(text, command, out), command, out)
+        if request.config.getoption("--update-golden"):
+            page.write_text(now, "utf-8")
+        else:
+            assert now == text, f"{page}: `pytest --update-golden {Path(__file__).name}` writes it anew"
+
+
+def test_an_excerpt_is_found_again() -> None:
+    """Parts between `...` begin where a line is most like what was shown, in the order of what is printed."""
+    now = ["ppo: 23 nodes", "8 devices in `a`", "  actor  5 s", "", "8 devices in `b`", "  critic  6 s", "total 11 s"]
+    shown = ["...", "8 devices in `b`", "  critic  7 s", "..."]
+    assert excerpt(shown, now) == "...\n8 devices in `b`\n  critic  6 s\n...\n"
+    assert excerpt(["ppo: 22 nodes", "...", "total 9 s"], now) == "ppo: 23 nodes\n...\ntotal 11 s\n"
+    assert excerpt(["..."], now) == "...\n"
+    assert excerpt(["nothing of this"], now) == "".join(f"{line}\n" for line in now), "no `...`: all of it"
+
+
+def test_seconds_in_a_sentence_are_found_again() -> None:
+    page = "Of 9.3 s.\n\n<!-- takes 9.3 s: rlgraph compile a -->\nIt takes 9.3 s a step, not 19.3 s.\n"
+    now = with_seconds(page, "rlgraph compile a", "2x8:a: 9.1 s a step by the search, on 16 devices\n")
+    assert now == page.replace("takes 9.3 s", "takes 9.1 s")
+    with pytest.raises(AssertionError, match="9.3 s"):
+        with_seconds("<!-- takes 9.3 s: rlgraph compile a -->\nIt takes 9.4 s a step.", "rlgraph compile a", "")
+
+
+def test_the_picture_of_a_step_is_that_of_the_page(
+    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    [command] = SHOWN[ROOT / "docs/how-to/simulate.md"]
+    printed(f"{command} --svg step.svg", capsys)
+    picture = ROOT / "docs/img/simulate.svg"
+    if request.config.getoption("--update-golden"):
+        picture.write_text((folder / "step.svg").read_text("utf-8"), "utf-8")
+    assert picture.read_text("utf-8") == (folder / "step.svg").read_text("utf-8")
