@@ -28,6 +28,8 @@ QUICK = [
     if any(words in command for words in ("simulate", "ppo.rls", "ppo.rlf --cluster 16x8:a100-80gb"))
 ]
 """Those that `make test` has, too."""
+PICTURES = {"step.svg": "simulate.svg", "out/ppo.explain.svg": "explain.svg", "out/ppo.what-if.svg": "what-if.svg"}
+"""Those that commands write, and their names in docs/img."""
 OVERLAPS = ROOT / "docs/reference/schedules/overlap.md"
 
 
@@ -58,13 +60,18 @@ def test_a_page_shows_what_is_printed(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     out = printed(command, capsys)
+    update = request.config.getoption("--update-golden")
     for page in [page for page, commands in SHOWN.items() if command in commands]:
         text = page.read_text("utf-8")
         now = with_seconds(with_printed(text, command, out), command, out)
-        if request.config.getoption("--update-golden"):
+        if update:
             page.write_text(now, "utf-8")
-        else:
-            assert now == text, f"{page}: `pytest --update-golden {Path(__file__).name}` writes it anew"
+        assert update or now == text, f"{page}: `pytest --update-golden {Path(__file__).name}` writes it anew"
+    for made in [folder / name for name in PICTURES if (folder / name).exists()]:
+        picture = ROOT / "docs/img" / PICTURES[made.relative_to(folder).as_posix()]
+        if update:
+            picture.write_text(made.read_text("utf-8"), "utf-8")
+        assert picture.read_text("utf-8") == made.read_text("utf-8")
 
 
 def test_an_excerpt_is_found_again() -> None:
@@ -83,14 +90,3 @@ def test_seconds_in_a_sentence_are_found_again() -> None:
     assert now == page.replace("takes 9.3 s", "takes 9.1 s")
     with pytest.raises(AssertionError, match="9.3 s"):
         with_seconds("<!-- takes 9.3 s: rlgraph compile a -->\nIt takes 9.4 s a step.", "rlgraph compile a", "")
-
-
-def test_the_picture_of_a_step_is_that_of_the_page(
-    folder: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
-    [command] = SHOWN[ROOT / "docs/how-to/simulate.md"]
-    printed(f"{command} --svg step.svg", capsys)
-    picture = ROOT / "docs/img/simulate.svg"
-    if request.config.getoption("--update-golden"):
-        picture.write_text((folder / "step.svg").read_text("utf-8"), "utf-8")
-    assert picture.read_text("utf-8") == (folder / "step.svg").read_text("utf-8")
