@@ -26,6 +26,7 @@ from rlgraph.passes.placement.search.components import Component, make_component
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import Goal, PlacementProblem
 from rlgraph.passes.placement.search.progress import SearchControl
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 
 SMALL = (64, 5)
 """Devices and components up to which the best plan is found; beyond, one that is within `choose.NEAR` of it."""
@@ -168,21 +169,18 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
                 )
     if problems:
         raise ProgramError(problems)
-    several = len(question.cluster.islands) > 1
     pairs = fusible_pairs(question.program, question.schedule, question.fuse)
-    options = Options(
-        step,
-        question.constants,
+    settings = SearchSettings(
         question.engines,
         # What the schedule says of sleeping is kept, whatever else is tried.
         offload=question.offload or any(line.sleep for line in question.schedule.placements),
-        apart=several,
+        apart=len(question.cluster.islands) > 1,
         streams=bool(question.schedule.streams),
-        parts=_parts(question, parts, step),
         fuses=frozenset().union(*pairs),
         host_optimizer=question.host_optimizer,
-        hosts=any(line.optimizer == "host" for line in question.schedule.placements),
+        said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
+    options = Options(step, question.constants, settings, _parts(question, parts, step))
     for known in question.known:
         # Options are known by the identity of components and node groups.
         if known.cluster is question.cluster and known.options.is_like(options):

@@ -240,7 +240,7 @@ def test_the_search_counts_in_the_same_way(seed: int) -> None:
     problem = random_case(seed).problem
     trained: list[str] = []
     if seed % 2:
-        streaming = Options(problem.tasks, problem.constants, problem.options.engines, streams=True)
+        streaming = Options(problem.tasks, problem.constants, replace(problem.options.settings, streams=True))
         problem = PlacementProblem(problem.components, problem.cluster, streaming, problem.goal)
         trained = [component.model_name for component in problem.components if component.work == "train"]
     devices = problem.cluster.islands[0].device_count

@@ -128,7 +128,7 @@ def test_a_plan_that_has_room_for_more_is_the_best_one_with_more(chosen: Placeme
     streams = replace(chosen.question.schedule, streams=(StreamLine("rollout"),))
     question = replace(chosen.question, schedule=streams)
     known, searched = answer_with_less_room(chosen, question), choose_placement(question)
-    assert known and searched and known.problem.options.streams
+    assert known and searched and known.problem.options.settings.streams
     assert known.search_result.value == searched.search_result.value == chosen.search_result.value
     assert known.plan == searched.plan
     fuller = replace(question.constants, reserved=question.constants.reserved + 60 * 2**30)

@@ -29,7 +29,7 @@ def narrowed(case: Case, share: float, offload: bool) -> Case:
         replace(island, device=replace(island.device, memory=int(share * island.device.memory)))
         for island in old.cluster.islands
     )
-    options = Options(old.tasks, CONSTANTS, old.options.engines, offload=offload, apart=old.options.apart)
+    options = Options(old.tasks, CONSTANTS, replace(old.options.settings, offload=offload, fuses=()))
     cluster = replace(old.cluster, islands=islands)
     problem = PlacementProblem(old.components, cluster, options, old.goal, older=old.staleness_steps)
     return replace(case, problem=problem)

@@ -65,7 +65,7 @@ def several(seed: int, older: int = 0, over: bool = False) -> tuple[Decompositio
         parts = [part for each in old.components if (part := parted(each, [task.op for task in tasks])) is not None]
         if not parts:
             continue
-        options = Options(tasks, CONSTANTS, old.options.engines, apart=old.options.apart, parts=parts)
+        options = Options(tasks, CONSTANTS, old.options.settings, parts)
         first = PlacementProblem(old.components, old.cluster, options, old.goal, older=older)
         free = [part for part in parts if not part[0].pin]
         problems = [first]

@@ -55,6 +55,7 @@ from rlgraph.passes.placement.search.partitions import (
 )
 from rlgraph.passes.placement.search.problem import PlacementProblem, device_peak_bytes
 from rlgraph.passes.placement.search.search import Search
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 from rlgraph.passes.placement.search.strategy import Strategy
 from tests.suites import few
 
@@ -165,7 +166,7 @@ def with_small_hosts(dice: random.Random, case: Case) -> Case | None:
     islands = tuple(
         replace(each, device=replace(each.device, host_memory=room / each.per_node)) for each in problem.cluster.islands
     )
-    options = Options(problem.tasks, CONSTANTS, problem.options.engines, apart=problem.options.apart)
+    options = Options(problem.tasks, CONSTANTS, replace(problem.options.settings, fuses=()))
     small = PlacementProblem(problem.components, replace(problem.cluster, islands=islands), options, problem.goal)
     return Case(small, case.fixed, case.over)
 
@@ -208,13 +209,14 @@ def attempted(
         return None
     engines = ("megatron", "vllm") if fuses else dice.choice(ENGINES)
     goal = dice.choice(("time", "time", "cost"))
-    need = memory(dice, PlacementProblem(found, cluster, Options(step, CONSTANTS, engines), goal))
+    need = memory(dice, PlacementProblem(found, cluster, Options(step, CONSTANTS, SearchSettings(engines)), goal))
     rooms = [int(need * (dice.choice((1.0, 1.0, 1.5)) if over else 1.0)) for _ in islands]
     islands = tuple(
         replace(each, device=replace(each.device, memory=room)) for each, room in zip(islands, rooms, strict=True)
     )
     cluster = replace(cluster, islands=islands)
-    options = Options(step, CONSTANTS, engines, apart=len(islands) > 1, fuses=names[:2] if fuses else ())
+    settings = SearchSettings(engines, apart=len(islands) > 1, fuses=names[:2] if fuses else ())
+    options = Options(step, CONSTANTS, settings)
     return Case(PlacementProblem(found, cluster, options, goal, older=older, pairs=pairs), fixed, over)
 
 
@@ -673,7 +675,7 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
 
 def awake(problem: PlacementProblem) -> PlacementProblem:
     """The same where no model may sleep."""
-    options = Options(problem.tasks, CONSTANTS, problem.options.engines, offload=False, apart=problem.options.apart)
+    options = Options(problem.tasks, CONSTANTS, replace(problem.options.settings, offload=False, fuses=()))
     return PlacementProblem(problem.components, problem.cluster, options, problem.goal, older=problem.staleness_steps)
 
 
@@ -921,7 +923,7 @@ def tight(case: Case, best: SearchResult | None) -> bool:
     """Whether the best plan would be better with more memory."""
     islands = tuple(replace(each, device=replace(each.device, memory=1 << 60)) for each in case.problem.cluster.islands)
     old = case.problem
-    options = Options(old.tasks, CONSTANTS, old.options.engines, apart=old.options.apart)
+    options = Options(old.tasks, CONSTANTS, replace(old.options.settings, fuses=()))
     cluster = replace(old.cluster, islands=islands)
     free = Search(PlacementProblem(old.components, cluster, options, old.goal), case.candidates, 0.0).run()
     return free is not None and (best is None or best.value > free.value * (1 + 1e-9))

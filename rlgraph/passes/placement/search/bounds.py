@@ -290,7 +290,7 @@ class Bounds:
                 known = ends, id(split.options[0].split), together
                 arrived = partial(self._arrivals, ends, split.options[0], target, together)
                 key = (*get_or_compute(target.arrivals, known, arrived), *key)
-            if self.problem.options.apart:
+            if self.problem.options.settings.apart:
                 key = (*key, -split.most_replicas)
             if not any(all(map(le, other, key)) for other in keys):
                 keys.append(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
@@ -13,6 +13,7 @@ from rlgraph.passes.cost.transitions import offload_round_trip_cost
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 from rlgraph.passes.placement.search.strategies import Strategies
 from rlgraph.passes.placement.search.strategy import Key, Split, Strategy
 from rlgraph.passes.placement.search.weight_transfer_keys import make_split, weight_transfer_key
@@ -21,26 +22,8 @@ from rlgraph.passes.placement.search.weight_transfer_keys import make_split, wei
 class MadeOptions(Strategies):
     """The options of strategies by their number of replicas, each made once."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        constants: Constants,
-        engines: Sequence[str],
-        *,
-        offload: bool = True,
-        apart: bool = False,
-        streams: bool = False,
-        fuses: Collection[str] = (),
-        host_optimizer: bool = False,
-        hosts: bool = False,
-    ) -> None:
-        """offload: whether models may be in the host's memory while they are not at work. apart: whether rows may
-        travel between node groups, where more replicas have more links. hosts: whether the schedule has an optimizer
-        keep its state in the host's memory."""
-        super().__init__(tasks, constants, engines, streams=streams, fuses=fuses, host_optimizer=host_optimizer)
-        self.offload, self.apart = offload, apart
-        self.hosts = hosts or offload or host_optimizer
-        """Whether anything may be in the hosts' memory."""
+    def __init__(self, tasks: Sequence[Task], constants: Constants, settings: SearchSettings) -> None:
+        super().__init__(tasks, constants, settings)
         self.options_made = 0
         self._made: dict[tuple[Strategy, int], tuple[Option, ...]] = {}
         """The options of each strategy by their number of replicas."""
@@ -50,7 +33,7 @@ class MadeOptions(Strategies):
     def may_offload(self, deployment: Deployment) -> bool:
         """Return whether a model may be offloaded to the host's memory while it is not at work. What is called a CPU's
         device memory is the host's memory already."""
-        return self.offload and deployment.engine_spec.sleeps and deployment.island.device.kind != "cpu"
+        return self.settings.offload and deployment.engine_spec.sleeps and deployment.island.device.kind != "cpu"
 
     def options_of_replica_count(self, component: Component, strategy: Strategy, copies: int) -> tuple[Option, ...]:
         """Return the options of so many replicas, made once."""
@@ -77,8 +60,9 @@ class MadeOptions(Strategies):
             # Others have to be split alike: one split is no better than another.
             kind = kind, deployment.engine, deployment.mesh, copies
         still, sleeps = (0.0,) * len(times), self.may_offload(deployment)
-        optimizer = self.constants.unpinned_part * strategy.optimizer_host_bytes(copies) if self.hosts else 0.0
-        staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (optimizer,) * self.hosts)
+        hosts = self.settings.hosts
+        optimizer = self.constants.unpinned_part * strategy.optimizer_host_bytes(copies) if hosts else 0.0
+        staying = Option(strategy, copies, split, False, times, still, kind, sent, high, (optimizer,) * hosts)
         said = component.pin.sleep if component.pin else None
         # Those that share processes are awake at once: their bytes would add up.
         sleeps &= component.shared is None or bool(said)
@@ -95,7 +79,7 @@ class MadeOptions(Strategies):
         split = make_split(component, deployment, copies)
         split = self._splits.setdefault(split, split)
         kind, sent = weight_transfer_key(component, deployment, split)
-        return split, kind, (*sent, -copies) if self.apart else sent
+        return split, kind, (*sent, -copies) if self.settings.apart else sent
 
     def offload_seconds_per_step(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return for each of its tasks the seconds of a step in which an offloaded model is brought back for it, and

@@ -115,7 +115,7 @@ class MemoryFit:
     def _pool_options(self, block: PartitionBlock, devices: int) -> Mapping[int, Option] | None:
         every = [self.front(number, block, devices) for number in block.components]
         fitting = self._choose_options(block, every)
-        if fitting is None and self.problem.options.host_optimizer:
+        if fitting is None and self.problem.options.settings.host_optimizer:
             # What sleeps takes room of optimizers on the host.
             awake = [
                 self._front_of(

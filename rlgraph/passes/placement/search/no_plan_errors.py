@@ -93,16 +93,9 @@ def _smallest_by_engine(
 
 def _smallest(problem: PlacementProblem, component: Component, devices: int) -> _Smallest | None:
     """Return the smallest option with all devices of the component's pool, or of the node group that suits it best."""
-    searched = problem.options
     boundless = replace(problem.constants, reserved=-(1 << 60), spare=-(1 << 60))
-    loose = Options(
-        problem.tasks,
-        boundless,
-        searched.engines,
-        offload=searched.offload,
-        host_optimizer=searched.host_optimizer,
-        hosts=searched.hosts,
-    )
+    settings = replace(problem.options.settings, apart=False, streams=False, fuses=())
+    loose = Options(problem.tasks, boundless, settings)
     options = [
         _Smallest(component, island, option)
         for island in problem.cluster.islands

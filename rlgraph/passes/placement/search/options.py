@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
@@ -17,6 +17,7 @@ from rlgraph.passes.placement.search.limit import NO_LIMIT, Limit
 from rlgraph.passes.placement.search.made_options import MadeOptions
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
 from rlgraph.passes.placement.search.replica_counts import ReplicaCounts
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 from rlgraph.passes.placement.search.separate_reading import SeparateReading
 from rlgraph.passes.placement.search.strategy import Ranks, Strategy
 
@@ -35,29 +36,12 @@ class Options(MadeOptions):
         self,
         tasks: Sequence[Task],
         constants: Constants,
-        engines: Sequence[str],
-        *,
-        offload: bool = True,
-        apart: bool = False,
-        streams: bool = False,
+        settings: SearchSettings,
         parts: Sequence[tuple[Component, Component, Component]] = (),
-        fuses: Collection[str] = (),
-        host_optimizer: bool = False,
-        hosts: bool = False,
     ) -> None:
         """parts: components that train and read, each with its training part and its reading part, which may be split
-        differently in a pool; the others as `MadeOptions` has them."""
-        super().__init__(
-            tasks,
-            constants,
-            engines,
-            offload=offload,
-            apart=apart,
-            streams=streams,
-            fuses=fuses,
-            host_optimizer=host_optimizer,
-            hosts=hosts,
-        )
+        differently in a pool."""
+        super().__init__(tasks, constants, settings)
         self.parts = {id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts}
         self.counts, self.reading = ReplicaCounts(self), SeparateReading(self, self.parts)
         self.options_compared, self.bounds_computed = 0, 0.0
@@ -70,8 +54,7 @@ class Options(MadeOptions):
 
     def is_like(self, other: Options) -> bool:
         """Return whether these are the options of the same work with the same settings, whatever the components."""
-        names = ("tasks", "constants", "engines", "streams", "fuses", "host_optimizer", "offload", "apart", "hosts")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return all(getattr(self, name) == getattr(other, name) for name in ("tasks", "constants", "settings"))
 
     def adopt(self, components: Sequence[Component], other: Options, known: Sequence[Component]) -> Sequence[Component]:
         """Return the components of other options that are like these, so that these are theirs, too: in place of one
@@ -145,7 +128,7 @@ class Options(MadeOptions):
 
     def offload_room(self, island: NodeGroup) -> float:
         """Return the bytes of a node's host for offloaded models; infinity where nothing may be there."""
-        return usable_host_bytes(island, self.constants) if self.hosts else math.inf
+        return usable_host_bytes(island, self.constants) if self.settings.hosts else math.inf
 
     def pipeline_sharing_options(self, component: Component, island: NodeGroup, devices: int) -> Sharing:
         """Return, by split, the options that may share a pipeline; also some that others dominate that share none."""

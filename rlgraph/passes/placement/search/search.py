@@ -296,7 +296,7 @@ class Search:
         fitting = MemoryFit(self.problem, self.boxes).fitting_plan(dict.fromkeys(blocks_of_first))
         if fitting is None:
             # Of models that are offloaded not all choices are tried.
-            return self.problem.options.offload
+            return self.problem.options.settings.offload
         blocks, devices, options = fitting
         search = AllocationSearch(self.boxes, self.bounds[0], self.watch, blocks, devices, devices)
         search.keep_plan_if_better({number: with_smallest_cache(option) for number, option in options.items()}, devices)

@@ -92,7 +92,7 @@ class SeparateReading:
             tuple([seconds_of[task] for task in whole.tasks]),
             tuple([bytes_of[task] for task in whole.tasks]),
             kind,
-            (*sent, -trainer.copies) if self.made.apart else sent,
+            (*sent, -trainer.copies) if self.made.settings.apart else sent,
         )
 
     def reading_seconds_of_trainer(self, whole: Component, read: Component, trainer: Option) -> tuple[float, ...]:

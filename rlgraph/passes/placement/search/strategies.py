@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
 
@@ -27,6 +27,7 @@ from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.kv_cache_sizes import KVCacheSizes
 from rlgraph.passes.placement.search.meshes import legal_replica_meshes, pinned_axis_sizes
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 from rlgraph.passes.placement.search.strategy import Strategy
 from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
 
@@ -40,22 +41,8 @@ TOKENS = 8192
 class Strategies:
     """The strategies of all components, which do not depend on the number of devices, computed once."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        constants: Constants,
-        engines: Sequence[str],
-        *,
-        streams: bool = False,
-        fuses: Collection[str] = (),
-        host_optimizer: bool = False,
-    ) -> None:
-        """engines: those that may be chosen where the schedule names none. streams: whether rows may come to a training
-        while others are made, and gradients are added up meanwhile. fuses: models whose training may share a
-        pipeline. host_optimizer: whether optimizers may keep their state in the host's memory where no line says so."""
-        self.host_optimizer = host_optimizer
-        self.tasks, self.constants, self.engines = tasks, constants, engines
-        self.streams, self.fuses = streams, fuses
+    def __init__(self, tasks: Sequence[Task], constants: Constants, settings: SearchSettings) -> None:
+        self.tasks, self.constants, self.settings = tasks, constants, settings
         self._components: dict[int, Component] = {}
         """The components by their ids, which are the keys of the other caches: several problems may share components,
         and options."""
@@ -153,7 +140,7 @@ class Strategies:
                     if component.work == "train":
                         gathers = spec_of(engine).gather_choices(split, (pin.gather if pin else None) or "")
                         optimizers = spec_of(engine).optimizer_choices(
-                            (pin.optimizer if pin else None) or "", self.host_optimizer
+                            (pin.optimizer if pin else None) or "", self.settings.host_optimizer
                         )
                     yield from (
                         replace(deployment, adapters=way, gather=gather, optimizer=optimizer)
@@ -181,7 +168,7 @@ class Strategies:
         device as the schedule says."""
         config, pinned = component.config, pinned_axis_sizes(component)
         for spec in engines_by_preference(component.operations[0]):
-            available = spec.embedded or spec.name in self.engines
+            available = spec.embedded or spec.name in self.settings.engines
             capable = spec.operations.issuperset(component.operations)
             if component.work == "train":
                 capable &= config.optimizer.name in spec.optimizers
@@ -230,7 +217,7 @@ class Strategies:
     def make_strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
         """Return the strategy of a split and its settings. alike: the first one of the same split."""
         config, done = component.config, list(component.operation_batches(self.tasks))
-        accumulates = self.streams and deployment.engine_spec.accumulates
+        accumulates = self.settings.streams and deployment.engine_spec.accumulates
 
         def make_memory_model(op: str, batches: Sequence[Batch], similar: MemoryModel | None) -> MemoryModel:
             return memory_model(
@@ -257,7 +244,7 @@ class Strategies:
                 deployment.process_bytes(self.constants),
                 deployment.with_replicas(2).process_bytes(self.constants),
             )
-        fuses = component.work == "train" and component.model_name in self.fuses
+        fuses = component.work == "train" and component.model_name in self.settings.fuses
         fuses = fuses and deployment.pp > 1 and deployment.engine_spec.fuses and not deployment.island.parts
         return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest_replicas)
 
