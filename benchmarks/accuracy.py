@@ -8,14 +8,15 @@ Each row of the file is one measurement: a model on some devices, a kind of work
 program, a schedule and a cluster are written (`measured.py`), which the simulator steps with the default constants
 of the cost model. Nothing is run, and no GPU is needed. A row that cannot be written so is listed with the reason.
 
-The rows that are measured against by themselves are those of `accuracy/measured.csv`, published by others, and of
-`accuracy/ours.csv`. `accuracy/sources.csv` has who measured them, and whether constants were fitted to that: to rows of
-a source or to none, which is then unseen. Any other file with their columns will do: id, model, gpu, phase, engine,
-value and unit have to be there; nodes, gpus, tp, pp, dp, ep, cp, prompt_len, response_len, batch, micro_batch, dtype,
-source and notes may be. So may longest (at how many tokens answers are cut) and gen_tp (how weights are split while
-rows are sampled, of whole steps and of weights that travel). Notes may say `lag = 1`; devices beyond tp x pp x dp then
-sample. Training may have dtype fp8, and `5 chunks a stage`, `16 updates` and `micro-batches of up to 10,240 tokens` in
-its notes; rows that are read for log-probabilities (phase logprobs) may have the last.
+The rows that are measured against by themselves are those of `accuracy/measured.csv` and `accuracy/found.csv`,
+published by others, and of `accuracy/ours.csv`. `accuracy/sources.csv` has who measured them, and whether constants
+were fitted to that: to rows of a source or to none, which is then unseen. Any other file with their columns will do:
+id, model, gpu, phase, engine, value and unit have to be there; nodes, gpus, tp, pp, dp, ep, cp, prompt_len,
+response_len, batch, micro_batch, dtype, source and notes may be. So may longest (at how many tokens answers are cut)
+and gen_tp (how weights are split while rows are sampled, of whole steps and of weights that travel). Notes may say
+`lag = 1`; devices beyond tp x pp x dp then sample. They may say `a network of 400 Gb/s a node`. Training may have dtype
+fp8, and `5 chunks a stage`, `16 updates`, `flash attention 3` and `micro-batches of up to 10,240 tokens` in its notes;
+rows that are read for log-probabilities (phase logprobs) may have the last two.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from rlgraph.passes.cost.predict import Predictor
 from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.search import no_plan_errors
 
-MEASURED = tuple(Path(__file__).resolve().parent / "accuracy" / name for name in ("measured.csv", "ours.csv"))
+FILES = ("measured.csv", "found.csv", "ours.csv")
+MEASURED = tuple(Path(__file__).resolve().parent / "accuracy" / name for name in FILES)
 NEAR = 0.2
 """An error that is still near."""
 

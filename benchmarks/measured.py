@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from benchmarks.older_vllm import IN_2024, ROW
+from benchmarks.older_vllm import IN_2024, IN_SUMMER_2024, ROW
 from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
@@ -42,12 +42,12 @@ PER_NODE = 8
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
-    "sglang": ("vllm", {}),
+    **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", {})),
     "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
     "fsdp-megatron": ("transformers", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     "deepspeed": ("megatron", {"logit": 71}),
-    "automodel": ("megatron", {"logit": 71}),
+    **dict.fromkeys(("automodel", "internevo"), ("megatron", {"logit": 71})),
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
 TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
@@ -72,6 +72,7 @@ FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
     ("vllm", r"^(?!.*silybench)", ROW),
     ("vllm", r"speed_benchmark\.rst|performance-benchmark/builds/9515", IN_2024),
+    ("vllm", r"LLM-Inference-Bench", IN_SUMMER_2024),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
@@ -85,7 +86,7 @@ they exchanged. llm-foundry's attention was of 2023, in Triton, with biases (fit
 of its GPTs' layers 32 bytes for each hidden number go to memory where a gated decoder has 37. Megatron's loss reads
 and writes about 52 bytes for each logit (`vocab_parallel_cross_entropy`, as its source says). Transformer Engine adds
 up gradients in the products and steps in one kernel: 16 bytes a weight are left, to clear the gradient, for its norm
-and to clip it. Only silybench's vLLM is as new as the one here, two sources' is of 2024, NeMo-RL's is not known, and
+and to clip it. Only silybench's vLLM is as new as the one here, three sources' is of 2024, NeMo-RL's is not known, and
 taken for an older one. When our rows were measured transformers' loss was torch's, and Megatron's AdamW had a kernel
 for each operation."""
 
@@ -114,6 +115,9 @@ FUSED: Mapping[WorkKind, float] = {"train": 6.0, "forward": 0.0}
 """Bytes of a logit where a row's notes say that its loss is fused with the head: going forward no logit is written, and
 their gradients are written once and read by two products (`linear_cross_entropy` of verl). The head's product is
 computed again on the way back, which is not counted."""
+
+NEW_ATTENTION = r"\bflash attention [34]\b"
+"""What notes say where a system has a device's own kernels for attention; `transformers` has FlashAttention 2."""
 
 WHOLE_TENSORS: Mapping[str, float] = {"section": 0.0}
 """What differs in NeMo-RL's transfers of weights: each tensor goes in one call, whatever memory that takes. Ours run in
@@ -309,7 +313,9 @@ class _Facts:
         nodes = row.number("nodes") or -(-self.devices // PER_NODE)
         if self.devices % nodes:
             raise Inexpressible(f"{self.devices} devices are not equal parts of {nodes} nodes")
-        self.cluster = f"{nodes}x{self.devices // nodes}:{self.device}"
+        network = row.noted(r"\ba network of (\d+) Gb/s a node\b")
+        shared = f"@{network}Gb/s/node" if network else ""
+        self.cluster = f"{nodes}x{self.devices // nodes}:{self.device}{shared}"
         self.source, self.shape = _model(row)
         self.rows = row.number("batch") or rows
         if not self.rows:
@@ -517,6 +523,9 @@ def _differs(row: Row, engine: str, kind: WorkKind) -> dict[str, float]:
         differs.pop("logit", None)
     if "fused loss" in row.cells["notes"]:
         differs["logit"] = FUSED[kind]
+    if engine == "transformers" and re.search(NEW_ATTENTION, row.cells["notes"]):
+        device = known_devices()[_device(row.cells["gpu"])].device
+        differs["attention"] = device.plain_attention / device.attention
     return differs | _dispatch(row, kind)
 
 

@@ -13,9 +13,12 @@ from rlgraph.passes.cost.constants import default_constants
 
 ROW: Mapping[str, float] = {"row": 4.9e-5}
 
-IN_2024: Mapping[str, float] = {"block": 2.4e-4, "row": 3.9e-5}
+IN_2024: Mapping[str, float] = {"block": 2.5e-4, "row": 4.2e-5}
 """vLLM 0.6, whose device waits while its host schedules a step and prepares it: seconds of a step, and of each of its
-rows (`python benchmarks/peers/vllm_steps.py`, on an AMD EPYC: 0.26, 0.50, 2.28 and 9.89 ms of 1, 8, 64 and 256)."""
+rows (`python benchmarks/peers/vllm_steps.py`, on an AMD EPYC: 0.29, 0.55, 2.89 and 10.96 ms of 1, 8, 64 and 256)."""
+
+IN_SUMMER_2024: Mapping[str, float] = {"block": 3.3e-4, "row": 5.5e-5}
+"""The same of vLLM 0.5.4 (0.4, 0.8, 1.1, 4.1 and 14.1 ms of 1, 8, 16, 64 and 256)."""
 
 
 @contextmanager

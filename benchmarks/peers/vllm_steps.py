@@ -8,6 +8,8 @@ predictions of rows that were measured with such a version (`../older_vllm.py`).
     python3 -m venv /tmp/vllm06 && /tmp/vllm06/bin/pip install vllm==0.6.3.post1 transformers==4.45.2
     /tmp/vllm06/bin/python benchmarks/peers/vllm_steps.py --rows 1 8 64 256
 
+or `vllm==0.5.4 transformers==4.43.4 "numpy<2" "pyarrow<18" "datasets<3"`, the version of the summer of 2024.
+
 Seconds are CPU time, so that a busy machine changes them little; medians of the steps are shown. Copies to a device and
 the launch itself, a few tens of microseconds each, are not among them.
 """
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 import vllm.engine.arg_utils
+import vllm.model_executor.layers.sampler
 import vllm.model_executor.sampling_metadata
 import vllm.worker.model_runner as runner
 from vllm import SamplingParams
@@ -38,7 +41,7 @@ from vllm.worker.worker import Worker
 
 MODEL = {
     **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16", "vocab_size": 1024},
-    **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "max_position_embeddings": 65536},
+    **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "max_position_embeddings": 8192},
     **{"num_attention_heads": 14, "num_key_value_heads": 2, "use_sliding_window": False, "max_window_layers": 24},
 }
 """Nothing of it is made: that many places of its cache are counted, and a row's logits have 1,024 numbers."""
@@ -71,9 +74,17 @@ class Model:
         return self.logits.repeat(len(metadata.selected_token_indices), 1)
 
     def sample(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        tokens = self.sampler(logits, sampling_metadata)
-        MARKS.append(("sampled", time.process_time()))
-        return tokens
+        return self.sampler(logits, sampling_metadata)
+
+
+def arrived(*arguments: Any) -> Any:
+    """Where its sampler waits for the device, whose tokens it then gives to rows."""
+    MARKS.append(("arrived", time.process_time()))
+    return given(*arguments)
+
+
+given = vllm.model_executor.layers.sampler._random_sample
+vllm.model_executor.layers.sampler._random_sample = arrived
 
 
 class Host(Worker):  # type: ignore[misc]
@@ -89,7 +100,8 @@ class Host(Worker):  # type: ignore[misc]
         self.model_runner.model = Model()
         places = self.model_runner.get_max_block_per_batch()
         for size in runner._BATCH_SIZES_TO_CAPTURE:
-            graph = runner.CUDAGraphRunner(None, "flash-attn", self.model_runner.attn_state, False)
+            newer = (self.model_runner.attn_state, False) if hasattr(self.model_runner, "attn_state") else ()
+            graph = runner.CUDAGraphRunner(None, "flash-attn", *newer)
             graph._graph = Graph()
             graph.input_buffers = {
                 **{name: torch.zeros(size, dtype=torch.long) for name in ("input_ids", "positions", "slot_mapping")},
@@ -121,7 +133,7 @@ def engine() -> LLMEngine:
     vllm.engine.arg_utils.DeviceConfig = lambda device: OnNoDevice()
     folder = tempfile.mkdtemp()
     (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-    options = {"skip_tokenizer_init": True, "max_model_len": 40_000, "max_num_seqs": 256}
+    options = {"skip_tokenizer_init": True, "max_model_len": 8192, "max_num_seqs": 256}
     config = vllm.engine.arg_utils.EngineArgs(model=folder, **options).create_engine_config()
     return LLMEngine(**config.to_dict(), executor_class=Executor, log_stats=True)
 
@@ -144,13 +156,13 @@ def main() -> None:
         while served.has_unfinished_requests():
             served.step()
         for what, before, after in (
-            ("device waits", "sampled", "launched"),
-            ("while it works, and sampling", "launched", "sampled"),
+            ("device waits", "arrived", "launched"),
+            ("while it works", "launched", "arrived"),
         ):
             pairs = zip(MARKS, MARKS[1:], strict=False)
             taken = sorted(1e3 * (then - now) for (one, now), (other, then) in pairs if (one, other) == (before, after))
             low, high = taken[len(taken) // 10], taken[-(len(taken) // 10) - 1]
-            print(f"  {rows:4} rows  {what:29} {statistics.median(taken):6.2f}  ({low:.2f} to {high:.2f})")
+            print(f"  {rows:4} rows  {what:15} {statistics.median(taken):6.2f}  ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":
