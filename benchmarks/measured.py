@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from benchmarks.older_vllm import IN_2024, IN_SUMMER_2024, ROW
+from benchmarks.older_vllm import former_vllm
 from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
@@ -70,9 +70,6 @@ within 6% of. No row of a step is needed for it."""
 FORMER: Sequence[tuple[str, str, Mapping[str, float]]] = (
     ("megatron", r"april2021|2104\.04473", {"memory": 0.34, "hides": 0.0, "attention": 1.4}),
     ("megatron", r"^https", {"logit": 52, "gradient": 0.0, "stepped": 16}),
-    ("vllm", r"^(?!.*silybench)", ROW),
-    ("vllm", r"speed_benchmark\.rst|performance-benchmark/builds/9515", IN_2024),
-    ("vllm", r"LLM-Inference-Bench", IN_SUMMER_2024),
     ("transformers", r"26 November 2026", {"logit": 71}),
     ("megatron", r"26 November 2026", {"stepped": 60}),
     ("fsdp", r"llm-foundry", {"attention": 1.5, "memory": 1.05}),
@@ -531,7 +528,9 @@ def _differs(row: Row, engine: str, kind: WorkKind) -> dict[str, float]:
 
 def _former(row: Row, engine: str = "") -> dict[str, float]:
     """Return what differs of a row's engine, or of another one, where it was measured."""
-    differs: dict[str, float] = {}
+    differs: dict[str, float] = (
+        dict(former_vllm(row.cells["engine"].lower())) if (engine or row.engine) == "vllm" else {}
+    )
     for name, sources, constants in FORMER:
         if name == (engine or row.engine) and re.search(sources, row.cells["source"]):
             differs |= constants

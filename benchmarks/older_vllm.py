@@ -1,9 +1,9 @@
-"""vLLM as it was when systems were published that are compared here: each row of a decoding step took 49 us (fitted to
-GA01 to GA17 of docs/why/accuracy.md, of vLLM 0.12), before it prepared the next step while one ran."""
+"""vLLM as it was when systems were published that are compared here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -12,6 +12,8 @@ from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.passes.cost.constants import default_constants
 
 ROW: Mapping[str, float] = {"row": 4.9e-5}
+"""Before 0.14, which prepares the next step while one runs: seconds of each row of a decoding step (fitted to GA01 to
+GA17 of docs/why/accuracy.md, of 0.12)."""
 
 IN_2024: Mapping[str, float] = {"block": 2.5e-4, "row": 4.2e-5}
 """vLLM 0.6, whose device waits while its host schedules a step and prepares it: seconds of a step, and of each of its
@@ -19,6 +21,26 @@ rows (`python benchmarks/peers/vllm_steps.py`, on an AMD EPYC: 0.29, 0.55, 2.89 
 
 IN_SUMMER_2024: Mapping[str, float] = {"block": 3.3e-4, "row": 5.5e-5}
 """The same of vLLM 0.5.4 (0.4, 0.8, 1.1, 4.1 and 14.1 ms of 1, 8, 16, 64 and 256)."""
+
+VERSIONS: Sequence[tuple[tuple[int, int], Mapping[str, float]]] = (
+    ((0, 6), IN_SUMMER_2024),
+    ((0, 8), IN_2024),
+    ((0, 14), ROW),
+)
+"""What differs before a version. 0.8 samples with the second engine (V1), 0.14 has `async_scheduling` on (pull request
+27614)."""
+
+INSIDE: Mapping[str, str] = {"nemo-rl 0.6": "0.17.1", "nemo-rl 0.7": "0.20.0"}
+"""The vLLM of systems, by their pull requests 2384 and 3137."""
+
+
+def former_vllm(engine: str) -> Mapping[str, float]:
+    """Return what differs of a row's vLLM from today's: `vllm 0.12.0`, `nemo-rl 0.7`. One of no known version is taken
+    for one before 0.14."""
+    version = re.search(r"(?<=^vllm )(\d+)\.(\d+)", f"vllm {INSIDE[engine]}" if engine in INSIDE else engine)
+    if version is None:
+        return ROW
+    return next((differs for below, differs in VERSIONS if (int(version[1]), int(version[2])) < below), {})
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def _pieces(
     trained = next(
         (chosen[a].deployment for a, b in problem.sync_pairs if b == number and a in chosen and not gathered), None
     )
-    for option in settled(problem.options.all_options(number, component, island, devices)):
+    for option in settled(problem.options.all_options(component, island, devices)):
         if option.offload or option.deployment.tp > island.per_node:
             continue
         if tensor and component.work == "train" and option.deployment.tp != tensor:

@@ -108,9 +108,7 @@ class _Algorithm1:
     def legal(self, number: int, devices: int) -> list[Option]:
         """Tensor parallelism within a machine, and as many copies as there are devices for."""
         found: dict[object, Option] = {}
-        for option in settled(
-            self.problem.options.all_options(number, self.problem.components[number], self.island, devices)
-        ):
+        for option in settled(self.problem.options.all_options(self.problem.components[number], self.island, devices)):
             deployment = option.deployment
             key = (deployment.copied(1), option.offload)
             if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):

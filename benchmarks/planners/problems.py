@@ -25,6 +25,7 @@ from rlgraph.passes.cost.workload import Workload
 from rlgraph.passes.placement.search.components import Component, make_components
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.problem import PlacementProblem
+from rlgraph.passes.placement.search.search_settings import SearchSettings
 from rlgraph.user_code.files import SearchFolders
 
 MODELS = {
@@ -104,4 +105,4 @@ class Case:
     def problem(self, kind: type[Options] = Options) -> PlacementProblem:
         """With nothing worked out yet."""
         found, own = self.work
-        return PlacementProblem(own, self.cluster, kind(found, GPU, ENGINES), "time")
+        return PlacementProblem(own, self.cluster, kind(found, GPU, SearchSettings(ENGINES)), "time")

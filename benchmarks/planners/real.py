@@ -70,7 +70,7 @@ class _Walk:
         key = (number, devices)
         if key not in self.known:
             component = self.problem.components[number]
-            self.known[key] = list(settled(self.problem.options.all_options(number, component, self.island, devices)))
+            self.known[key] = list(settled(self.problem.options.all_options(component, self.island, devices)))
         return self.known[key]
 
     def first(self) -> Chosen:
