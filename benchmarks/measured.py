@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from benchmarks.older_vllm import former_vllm
+from benchmarks.older_vllm import AHEAD, other_vllm
 from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
@@ -42,7 +42,7 @@ PER_NODE = 8
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
-    **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", {})),
+    **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", AHEAD)),
     "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
     "fsdp-megatron": ("transformers", {"logit": 52, "gradient": 0.0, "stepped": 16}),
@@ -51,7 +51,8 @@ STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
 TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
-more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. Where nothing is known of a
+more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. SGLang's host works while
+the device does (since 0.4), and LMDeploy's is written in C++. Where nothing is known of a
 system's loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and
 the gradients of Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands
 in for it. Tables of results name both."""
@@ -528,9 +529,9 @@ def _differs(row: Row, engine: str, kind: WorkKind) -> dict[str, float]:
 
 def _former(row: Row, engine: str = "") -> dict[str, float]:
     """Return what differs of a row's engine, or of another one, where it was measured."""
-    differs: dict[str, float] = (
-        dict(former_vllm(row.cells["engine"].lower())) if (engine or row.engine) == "vllm" else {}
-    )
+    differs: dict[str, float] = {}
+    if (engine or row.engine) == "vllm":
+        differs |= other_vllm(row.cells["engine"].lower(), row.number("gen_tp"))
     for name, sources, constants in FORMER:
         if name == (engine or row.engine) and re.search(sources, row.cells["source"]):
             differs |= constants

@@ -244,6 +244,7 @@ MORE = {
     "logprobs rollouts, fsdp, h20-96gb": 0.12,
     "step large experts, nemo-rl, gb200-186gb": 0.19,
     "step large experts, nemo-rl, h100-80gb": 0.19,
+    "step, nemo-rl, gb200-186gb": 0.19,
     "train experts, megatron, gb200-186gb": 0.21,
     "train experts, megatron, h100-80gb": 0.49,
     "train large experts, megatron, b200-180gb": 0.22,
