@@ -110,7 +110,7 @@ class _Algorithm1:
         found: dict[object, Option] = {}
         for option in settled(self.problem.options.all_options(self.problem.components[number], self.island, devices)):
             deployment = option.deployment
-            key = (deployment.copied(1), option.offload)
+            key = (deployment.with_replicas(1), option.offload)
             if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):
                 found[key] = option
         return list(found.values())

@@ -23,15 +23,7 @@ class Chosen:
     def seconds(self, problem: PlacementProblem) -> float:
         """Of a step."""
         colocation = problem.make_colocation(self.blocks)
-        syncs = [
-            problem.pair_sync_seconds(
-                source,
-                self.options[source],
-                self.options[target],
-                colocation.pool_of_component[source] == colocation.pool_of_component[target],
-            )
-            for source, target in problem.sync_pairs
-        ]
+        syncs = problem.sync_seconds(colocation.pool_of_component, self.options)
         return problem.step_seconds({at: option.seconds for at, option in enumerate(self.options)}, syncs, colocation)
 
     def fits(self, problem: PlacementProblem) -> bool:
