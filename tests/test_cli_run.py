@@ -135,7 +135,7 @@ def test_an_interrupted_run_saves_its_models(number: signal.Signals, folder: Pat
             out, err = process.communicate(timeout=NEVER)
         finally:
             process.kill()
-    assert (process.returncode, out) == (130, "")
+    assert (process.returncode, out) == (128 + number, "")
     assert (
         re.search(r"saved here/models/actor\ninterrupted after (?:1 step|\d+ steps)\n$", err) and "Traceback" not in err
     )

@@ -95,6 +95,37 @@ def test_a_special_token_in_a_message_is_one_where_an_option_says_so(folder: Pat
     assert (ends(""), ends(", chat=chat(special_tokens=true)")) == (2, 3)
 
 
+def test_a_last_message_of_the_assistants_is_gone_on_from_where_an_option_says_so(folder: Path) -> None:
+    rows = [{"prompt": [user("2+2?"), says("It is ")]}, {"prompt": [user("3+3?")]}]
+    write(folder, rows)
+    option = ", chat=chat(continue_final_message=true)"
+    begun = "<user>2+2?<eos><assistant>It is "
+    assert asked(option, folder) == [begun, "<user>3+3?<eos><assistant>"]
+    assert asked("", folder)[0] == f"{begun}<eos><assistant>"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "small")
+    for chat, continues in (ChatOptions(continues=True), True), (ChatOptions(), False):
+        own = tokenizer.apply_chat_template(
+            rows[0]["prompt"], continue_final_message=continues, add_generation_prompt=not continues, return_dict=False
+        )
+        assert Codec(tokenizer, chat).encode_prompt(rows[0]["prompt"]) == own
+    with pytest.raises(ProgramError, match="`chat_template_kwargs` has `continue_final_message`"):
+        write(folder, [{**row, "chat_template_kwargs": {"continue_final_message": True}} for row in rows])
+        run(option, folder)
+
+
+def test_an_episode_goes_on_from_a_last_message_too() -> None:
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = OWN
+    codec = Codec(tokenizer, ChatOptions(continues=True))
+    prompt, replies = [user("2+2?"), says("It <eos> is ")], [[user("Sure?")], [user("Really?")]]
+    written = codec.encode_prompt(prompt)
+    written += codec.encode_between_answers(prompt, replies[:1]) + codec.encode_between_answers(prompt, replies)
+    codec.check_episode(written, prompt, replies)
+    assert codec.tokenizer.decode(written) == (
+        "<user>2+2?<eos><assistant>It <eos> is <eos><user>Sure?<eos><assistant><eos><user>Really?<eos><assistant>"
+    )
+
+
 def test_what_is_learned_is_written_so_too_and_the_template_is_saved(folder: Path) -> None:
     step = """
 step:

@@ -23,6 +23,7 @@ OTHERS = ENDED.replace("eos_token", "'[end]'")
 """What comes with a base model, which was never asked in it."""
 ASK = "rollout = actor.generate(rows, max_tokens=1)"
 LEARN = "rollout = encode(rows)"
+GOES_ON = "  # the model goes on from it"
 PLAIN, CHAT = {"prompt": "2+2?"}, {"prompt": [user("2+2?")]}
 PAIR = {"prompt": "2+2?", "completion": "4"}
 
@@ -70,6 +71,7 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"
         ),
         ([CHAT, {"prompt": [user("a"), says("b")]}], ASK, r"W0524\].*the assistant's in row 1: `actor` begins another"),
         ([{"prompt": [user("a"), says("b")]}], f"{ASK}  # allow W0524", ""),
+        ([{"prompt": [user("a"), says("b")]}], f"{ASK}{GOES_ON}", ""),
         ([{"prompt": [{"from": "gpt", "value": "b"}]}], ASK, "W0524"),
         ([{"prompt": [user("a"), says("b"), user("c")]}], ASK, ""),
         ([{"messages": json.dumps([user("a"), says("b")])}], ASK.replace("rows", "rows.messages"), "W0524"),
@@ -88,14 +90,62 @@ def test_a_template_that_needs_a_text(tmp_path: Path) -> None:
 
 
 def warnings(folder: Path, template: str, rows: list[dict[str, Any]], line: str) -> list[str]:
+    chat = ", chat=chat(continue_final_message=true)" if line.endswith(GOES_ON) else ""
     tokenizer = build_tokenizer(ByteTokenizer())
     tokenizer.chat_template = template or None
     Codec(tokenizer).save(folder / "small")
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     shape = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
     text = (
-        f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"))\n'
+        f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"){chat})\n'
         f'data rows = jsonl("rows.jsonl", batch=1)\nstep:\n    {line}\n    report n = mean(rollout.length)\n'
         "    report logp = mean(actor.logprobs(rollout))\n"
     )
     return [note for note in Run(compile_text(text), folder).backend.overlong_notes() if note.startswith("warning")]
+
+
+CHOOSY = ENDED.replace("for m in messages", "for m in messages if m.role in ['user', 'assistant']")
+LATE = {"role": "developer", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "rows", "line", "said"),
+    [
+        (
+            CHOOSY,
+            [CHAT, {"prompt": [user("a"), LATE, user("b")]}],
+            ASK,
+            r'the text of message 2 .role "developer". of row 1',
+        ),
+        (CHOOSY, [{"prompt": [user("a"), LATE, user("b")]}], f"{ASK}  # allow W0525", ""),
+        (ENDED, [{"prompt": [user("a"), LATE, user("b")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "tools": [TOOL]}], ASK, "the tool `add` of row 0"),
+        (ENDED + "{{ tools | tojson }}", [{"prompt": [user("a")], "tools": [TOOL]}], ASK, ""),
+        (
+            CHOOSY,
+            [{"messages": [user("a"), {**CALL, "content": ""}, user("4"), says("four")]}],
+            LEARN,
+            r"the call of `add` in message 2 .role \"assistant\". of row 0",
+        ),
+        (
+            CHOOSY,
+            [{"prompt": [user("a")], "chosen": [LATE, says("b")]}],
+            f'{LEARN[:-1]}, answer="chosen")',
+            "message 2",
+        ),
+        ("{{ messages[0].content | upper }}" + ENDED, [CHAT], ASK, ""),
+        (
+            ENDED,
+            [CHAT, {"prompt": [user("What is on <image>?")], "images": ["a.png"]}],
+            ASK,
+            "`<image>` in row 1 of `rows` stands for what is in `images`",
+        ),
+        (ENDED, [{"prompt": [user("Close <image>.")]}], ASK, ""),
+    ],
+)
+def test_what_a_model_does_not_read_is_told(
+    template: str, rows: list[dict[str, Any]], line: str, said: str, tmp_path: Path
+) -> None:
+    found = warnings(tmp_path, template, rows, line)
+    assert [bool(re.match(rf"warning\[W0525\]: .*{said}", note)) for note in found] == [True] * bool(said)

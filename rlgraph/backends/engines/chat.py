@@ -37,6 +37,12 @@ class ChatOptions:
     """What the template is given besides: `enable_thinking`."""
     file: str = ""
     """The path of the template; empty where it is the tokenizer's own."""
+    continues: bool = False
+    """Whether the model goes on from a last message of the assistant's, in place of beginning another one."""
+
+    def goes_on_from(self, messages: Sequence[Message]) -> bool:
+        """Return whether what the model is to write is the rest of the last of these messages."""
+        return self.continues and bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def check_options(tokenizer: PreTrainedTokenizerBase, chat: ChatOptions) -> None:
@@ -82,13 +88,19 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
 
-    def rendered(self, count: int | None = None, *, asks: bool = False) -> str:
-        """Return the text of the first messages. asks: with the beginning of the answer that the model is to write."""
+    def rendered(self, count: int | None = None, *, asks: bool = False, continues: bool = False) -> str:
+        """Return the text of the first messages. asks: with the beginning of the answer that the model is to write;
+        continues: without the end of the last one."""
         messages = [dict(message) for message in self.messages[:count]]
         tools: list[Any] | None = [dict(tool) for tool in self.tools] or None
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=asks, tokenize=False, **self.options
+                messages,
+                tools=tools,
+                add_generation_prompt=asks and not continues,
+                continue_final_message=continues,
+                tokenize=False,
+                **self.options,
             )
         # A template is a program by whoever made the model, and can fail in any way.
         except Exception as error:

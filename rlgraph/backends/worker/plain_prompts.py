@@ -37,24 +37,36 @@ def plain_prompt_warnings(
     environments: Mapping[str, Environment],
 ) -> list[Diagnostic]:
     """Return a warning for each chat model and each column with plain texts that it is asked or trained on, and for
-    each with conversations that it is asked and that end with its own message, by the first row that has one. Rows of
+    each with conversations that it is asked and that end with its own message, where it is not told to go on from
+    that, by the first row that has one. Rows of
     a stream are passed over, which cannot be read ahead."""
+    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
+    for use in find_read_uses(program, readers, environments):
+        key = use.source, use.column, program.original_model(program.model(use.model)).name
+        source = readers[use.source].source if use.source in readers else None
+        if key not in found and source is not None and isinstance(source.rows, Rows):
+            engine = models[use.model].engine
+            begins = use.shape is None and not (_is_episode(use) or engine.codec.chat.continues)
+            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if begins else ())]
+    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
+
+
+def find_read_uses(
+    program: Program, readers: Mapping[str, BatchReader], environments: Mapping[str, Environment]
+) -> list[PromptUse]:
+    """Return where models read prompts of the data, those of episodes too, whose turns a chat template writes."""
     known = {name: reader.source.columns for name, reader in readers.items()}
     uses: list[PromptUse] = find_prompt_uses(program, known)
-    asked = [use for use in uses if use.shape is None]
     for use in find_episode_uses(program, known):
         environment = environments.get(use.node.attr("env"))
         # An agent asks what it likes, and `turns=text` says that a text is meant.
         if attribute_value(use.node, "turns") == "chat" and (environment is None or environment.agent is None):
             uses.append(use)
-    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
-    for use in uses:
-        key = use.source, use.column, program.original_model(program.model(use.model)).name
-        source = readers[use.source].source if use.source in readers else None
-        if key not in found and source is not None and isinstance(source.rows, Rows):
-            engine = models[use.model].engine
-            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if use in asked else ())]
-    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
+    return uses
+
+
+def _is_episode(use: PromptUse) -> bool:
+    return use.node.attr("env", None) is not None
 
 
 def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnostic]:
@@ -97,8 +109,8 @@ def _answered(use: PromptUse, source: DataSource) -> Iterator[Diagnostic]:
                 f"`{use.column}` of `{use.source}` ends with a message of the assistant's in row {number:,}: "
                 f"`{use.model}` begins another one behind it",
                 use.node.span,
-                "let prompts end with what is asked; to have the model go on from what it says, write the prompt out "
-                f"as a text; where another one is meant, end the line with `# allow {ANSWERED_PROMPT}`",
+                f"to have `{use.model}` go on from it, declare it with `chat=chat(continue_final_message=true)`; where "
+                f"another one is meant, end the line with `# allow {ANSWERED_PROMPT}`",
             )
             return
 
