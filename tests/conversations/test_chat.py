@@ -54,20 +54,20 @@ def write(folder: Path, rows: list[Row]) -> None:
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 
 
-def program(chat: str, step: str = STEP) -> str:
+def program(chat: str, step: str = STEP, source: str = 'jsonl("rows.jsonl", batch=2') -> str:
     model = f'causal_lm(random("qwen2", {SHAPE}, max_position_embeddings=256, tokenizer="small"){chat})'
-    return f'algorithm t\nmodel actor = {model}\ndata rows = jsonl("rows.jsonl", batch=2, shuffle=false)\n{step}'
+    return f"algorithm t\nmodel actor = {model}\ndata rows = {source}, shuffle=false)\n{step}"
 
 
-def run(chat: str, folder: Path, step: str = STEP) -> tuple[Seen, Codec]:
-    made = Run(compile_text(program(chat, step)), folder)
+def run(chat: str, folder: Path, step: str = STEP, **source: str) -> tuple[Seen, Codec]:
+    made = Run(compile_text(program(chat, step, **source)), folder)
     codec = made.backend.session.models["actor"].engine.codec
     return made.steps(1)[0], codec
 
 
-def asked(chat: str, folder: Path) -> list[str]:
+def asked(chat: str, folder: Path, step: str = STEP, **source: str) -> list[str]:
     """The prompts that the model was asked, as text."""
-    seen, codec = run(chat, folder)
+    seen, codec = run(chat, folder, step, **source)
     table = seen.table("rollout")
     prompts = [ids[: flags.index(True)] for ids, flags in zip(table.tokens, table.scored, strict=True)]
     return [codec.tokenizer.decode(prompt) for prompt in prompts]
@@ -111,6 +111,19 @@ def test_a_last_message_of_the_assistants_is_gone_on_from_where_an_option_says_s
     with pytest.raises(ProgramError, match="`chat_template_kwargs` has `continue_final_message`"):
         write(folder, [{**row, "chat_template_kwargs": {"continue_final_message": True}} for row in rows])
         run(option, folder)
+
+
+def test_conversations_as_json_are_asked_as_messages(folder: Path) -> None:
+    """Of a column that is called so, and of a csv file whose cells are JSON or what Python shows."""
+    step = STEP.replace("rows, max", "rows.messages, max")
+    write(folder, [{"messages": json.dumps([user("2+2?")])}] * 2)
+    assert asked("", folder, step) == ["<user>2+2?<eos><assistant>"] * 2
+    cells = [json.dumps([user("2+2?")]), str([user("3+3?"), says("It's")])]
+    (folder / "rows.csv").write_text("prompt\n" + "".join('"' + cell.replace('"', '""') + '"\n' for cell in cells))
+    assert asked("", folder, source='files("rows.csv", batch=2') == [
+        "<user>2+2?<eos><assistant>",
+        "<user>3+3?<eos><assistant>It's<eos><assistant>",
+    ]
 
 
 def test_an_episode_goes_on_from_a_last_message_too() -> None:

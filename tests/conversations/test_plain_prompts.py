@@ -67,8 +67,14 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"
         (
             [{"prompt": json.dumps([user("hi")])}],
             ASK,
-            r"W0520\].* is plain text: (.|\n)*help: it is the JSON of messages",
+            r"W0520\].* is plain text: (.|\n)*help: these are messages, written as a text",
         ),
+        (
+            [CHAT | {"chosen": str([user("hi")])}],
+            f'{LEARN[:-1]}, answer="chosen")',
+            r"W0520\].*`chosen` of `rows` is plain text: ",
+        ),
+        ([{"chosen": "Q: a? A: b", "rejected": "Q: a? A: c"}], f'{LEARN[:-1]}, answer="chosen")', "W0520"),
         ([CHAT, {"prompt": [user("a"), says("b")]}], ASK, r"W0524\].*the assistant's in row 1: `actor` begins another"),
         ([{"prompt": [user("a"), says("b")]}], f"{ASK}  # allow W0524", ""),
         ([{"prompt": [user("a"), says("b")]}], f"{ASK}{GOES_ON}", ""),

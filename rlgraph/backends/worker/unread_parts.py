@@ -40,42 +40,42 @@ def unread_part_warnings(
     models: Mapping[str, OpenedModel],
     environments: Mapping[str, Environment],
 ) -> list[Diagnostic]:
-    """Return a warning for each model and each column of prompts or answers of which the model does not read a part, by
-    the first row that has one. Rows of a stream are passed over, which cannot be read ahead."""
-    found: dict[tuple[str, str, str], Diagnostic | None] = {}
+    """Return a warning for each model, each column of prompts or answers and each kind of what the model does not read
+    of it, by the first row that has one. Rows of a stream are passed over, which cannot be read ahead."""
+    found: dict[tuple[str, str, str], dict[str, Diagnostic]] = {}
     for use in find_read_uses(program, readers, environments):
         column = use.column if use.shape is None else " ".join(use.shape.columns)
         key = use.source, column, program.original_model(program.model(use.model)).name
         source = readers[use.source].source if use.source in readers else None
         if key not in found and source is not None and isinstance(source.rows, Rows):
-            found[key] = next(_unread(use, numbered_rows(source), models[use.model].engine.codec), None)
-    return [warning for warning in found.values() if warning is not None and not is_allowed(warning)]
+            first = found[key] = {}
+            for hint, message in _unread(use, numbered_rows(source), models[use.model].engine.codec):
+                first.setdefault(hint, Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}"))
+    return [warning for first in found.values() for warning in first.values() if not is_allowed(warning)]
 
 
-def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> Iterator[Diagnostic]:
+def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> Iterator[tuple[str, str]]:
+    """Yield what is not read of rows, each with what to do about it."""
     known: set[Any] = set()
     for place, (number, row) in enumerate(rows):
         contents, tools, options = _contents(use, row)
         where = f"row {number:,} of `{use.source}`"
         for content in contents:
             for mark, column in _marked_columns(content, row):
-                message = f"`{mark}` in {where} stands for what is in `{column}`, and `{use.model}` reads only texts"
-                hint = f"leave such rows out, and the column; {_ALLOWED}"
-                yield Diagnostic(UNREAD_PART, message, use.node.span, hint)
+                hint = "leave such rows out, and the column"
+                yield hint, f"`{mark}` in {where} stands for what is in `{column}`, and `{use.model}` reads only texts"
         if place == 0 and (name := next((name for name, value in row.items() if _is_picture(value)), "")):
             message = f"the column `{name}` of `{use.source}` has pictures or sounds; `{use.model}` reads only texts"
-            yield Diagnostic(UNREAD_PART, message, use.node.span, f"leave the column out; {_ALLOWED}")
+            yield "leave the column out", message
         for messages in (content for content in contents if not isinstance(content, str)):
             # Templates look at who speaks, at what comes before, and at what else a message has.
             kinds = {*_transitions(messages, tools), *(("option", name) for name in options)}
             if kinds <= known:
                 continue
             known |= kinds
-            if parts := codec.left_out_parts(messages, tools, options, asks=use.shape is None):
-                more = f", and {len(parts) - 1} more," if len(parts) > 1 else ""
-                message = f"the chat template of `{use.model}` leaves out {parts[0]}{more} of {where}"
-                hint = f'take a template that writes it, `chat=chat(template="FILE.jinja")`, or {_instead(parts[0])}'
-                yield Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}")
+            for part in codec.left_out_parts(messages, tools, options, asks=use.shape is None):
+                hint = f'take a template that writes it, `chat=chat(template="FILE.jinja")`, or {_instead(part)}'
+                yield hint, f"the chat template of `{use.model}` leaves out {part} of {where}"
 
 
 def _instead(part: str) -> str:
