@@ -149,6 +149,7 @@ def _problems(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> Iterat
         hint = "use `files(...)` for it" if listed[0].format not in ("", kind) else ""
         hint = "save the file as UTF-8" if "codec can't decode" in why else hint
         hint = hint or ("a cell with a comma in it stands in quotes" if "Expected" in why and kind == "csv" else "")
+        hint = hint or ("write its columns as texts, numbers, lists or objects" if "Arrow type" in why else "")
         hint = hint or "was it copied whole? write it again"
         message = f"{name} {verb} not a {what}: {why}" if verb == "is" else f"{name} cannot be read as {kind}: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None

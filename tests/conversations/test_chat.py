@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
+from rlgraph.conversations import Example
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.runs.checkpoint.outside_digests import file_digests
 from tests.conversations.files import Row, says, system, user
@@ -124,6 +125,19 @@ def test_conversations_as_json_are_asked_as_messages(folder: Path) -> None:
         "<user>2+2?<eos><assistant>",
         "<user>3+3?<eos><assistant>It's<eos><assistant>",
     ]
+
+
+@pytest.mark.parametrize("template", [OWN, MARKED])
+def test_turns_of_weight_0_are_not_learned(template: str) -> None:
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = template
+    said = [user("2+2?"), {**says("5"), "weight": 0}, user("No."), {**says("4"), "weight": 1}]
+    ids, learned = Codec(tokenizer).encode_example(Example(said))
+    plain, _ = Codec(tokenizer).encode_example(Example([user("2+2?"), says("5"), user("No."), says("4")]))
+    kept = [token for token, loss in zip(ids, learned, strict=True) if loss]
+    assert ids == plain and tokenizer.decode(kept, skip_special_tokens=True) == "4"
+    with pytest.raises(ConversationError, match="no message of the assistant's to learn from"):
+        Codec(tokenizer).encode_example(Example(said[:2]))
 
 
 def test_an_episode_goes_on_from_a_last_message_too() -> None:

@@ -148,6 +148,10 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
             "`<image>` in row 1 of `rows` stands for what is in `images`",
         ),
         (ENDED, [{"prompt": [user("Close <image>.")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "system": "Be brief."}], ASK, "`system` of row 0 of `rows` is not read with"),
+        (ENDED, [{"prompt": [{"role": "system", "content": "Be brief."}, user("a")], "system": "Be brief."}], ASK, ""),
+        (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}]}], LEARN, "the `thinking` of message 2"),
+        (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}, user("d"), says("e")]}], LEARN, ""),
     ],
 )
 def test_what_a_model_does_not_read_is_told(

@@ -14,6 +14,9 @@ from rlgraph.conversations import Message
 _EDGE = "\ue0a7"
 """Begins and ends a sign: a character that nobody has given a meaning."""
 
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+"""Where a message may have what was thought before it, which templates leave out of earlier turns on purpose."""
+
 Mark = Callable[[str, str], str]
 """Returns the sign for a text, of which it is told what that is."""
 
@@ -56,6 +59,10 @@ def _marked(messages: Sequence[Message], mark: Mark) -> Iterator[Message]:
         if calls := message.get("tool_calls"):
             calls = [_named(call, "the call of `{}` in " + place, mark) for call in calls]
             message = {**message, "tool_calls": calls}
+        if message["role"] == "assistant" and number == len(messages):
+            for name in _THINKING:
+                if isinstance(thought := message.get(name), str) and thought.strip():
+                    message = {**message, name: mark(thought, f"the `{name}` of {place}")}
         yield message
 
 

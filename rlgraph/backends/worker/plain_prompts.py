@@ -83,7 +83,7 @@ def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnost
     for number, row in numbered_rows(source):
         prompt, messages = _prompt(use, row), _column_of_messages_as_text(use, row)
         if messages or isinstance(prompt, str) and not any(mark in prompt for mark in marks):
-            yield _plain_prompt(use, number, messages, row[messages] if messages else prompt)
+            yield _plain_prompt(use, number, messages, str(row[messages] if messages else prompt))
             return
 
 

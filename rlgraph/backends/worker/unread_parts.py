@@ -31,6 +31,8 @@ from rlgraph.user_code import Environment
 UNREAD_PART = "W0525"
 _MARK = re.compile(r"<([a-z_]+)>")
 """Stands in a text where a picture or a sound of another column belongs: `<image>`."""
+_SYSTEM = ("system", "system_prompt")
+"""Columns that data have for what the system says before a conversation."""
 _ALLOWED = f"where that is meant, end the line with `# allow {UNREAD_PART}`"
 
 
@@ -64,6 +66,13 @@ def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> It
             for mark, column in _marked_columns(content, row):
                 hint = "leave such rows out, and the column"
                 yield hint, f"`{mark}` in {where} stands for what is in `{column}`, and `{use.model}` reads only texts"
+        for column in _SYSTEM:
+            if isinstance(said := row.get(column), str) and said.strip() and not _has_system(contents, said):
+                message = f"`{column}` of {where} is not read with `{use.column}`: no message of the system's has it"
+                yield (
+                    f"write it as a message, `system` and then the others, or leave the column `{column}` out",
+                    message,
+                )
         if place == 0 and (name := next((name for name, value in row.items() if _is_picture(value)), "")):
             message = f"the column `{name}` of `{use.source}` has pictures or sounds; `{use.model}` reads only texts"
             yield "leave the column out", message
@@ -78,10 +87,18 @@ def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> It
                 yield hint, f"the chat template of `{use.model}` leaves out {part} of {where}"
 
 
+def _has_system(contents: Sequence[Content], said: str) -> bool:
+    """Return whether there is no conversation that lacks what the system said."""
+    chats = [content for content in contents if not isinstance(content, str)]
+    return all(any(said.strip() in str(message.get("content")) for message in messages) for messages in chats)
+
+
 def _instead(part: str) -> str:
     """Return what can be written in the place of what a template leaves out."""
     if part.startswith("the tool "):
         return "describe the tools in the system's message, and leave the column `tools` out"
+    if part.startswith("the `"):
+        return "write it into the text, between `<think>` and `</think>` for example"
     if part.startswith("the call "):
         return "write the call into the text of the message"
     return "write it as a message of the `user` or the `system`"
