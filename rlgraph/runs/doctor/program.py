@@ -134,7 +134,7 @@ def _open(outside: External, compiled: Compilation, opened: _Opened, workers: Wo
     """Open a data source, a function or an environment."""
     args, options = outside.record.plain_arguments()
     spec = CallSpec(outside.record.name, args, options, outside.record.span, dict(outside.record.spans))
-    what = spec.span.covered_text
+    what = spec.span.covered_text or f"{spec.kind}(...)"  # A plan file has no text of it.
     if outside.kind == "data":
         source = open_source(spec, compiled.folders, workers)
         opened.readers[outside.name] = BatchReader(source, outside.name, 0)
@@ -180,7 +180,9 @@ def _model(program: Program, model: Model, compiled: Compilation, opened: _Opene
     shape = compiled.placed.shapes.get(model.name)
     size = f"{parameter_count(shape, spec.kind):,} parameters, " if isinstance(shape, Shape) else ""
     described = f"{size}{spec.dtype}, {len(codec.tokenizer):,} tokens in the vocabulary"
-    written = model.source.span.covered_text if isinstance(model.source, ConstructorCall) else f'"{model.source}"'
+    written = f'"{model.source}"'
+    if isinstance(model.source, ConstructorCall):
+        written = model.source.span.covered_text or f"{model.source.name}(...)"
     yield _weights(Finding("ok", model.name, f"{written}: {described}", "", ""), spec, shape, place)
 
 
