@@ -143,13 +143,19 @@ def make_example(
 
 def parse_content(value: Any, column: str) -> Content:
     """Return the value of a column as a text or as messages. Raises OddRow."""
-    if isinstance(value, str) and column in _CONVERSATIONS and value.lstrip().startswith("["):
-        value = _messages_of_json(value, column)
+    value = messages_or_value(value, column)
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value:
         return [_message(item, column) for item in value]
     raise OddRow(f"`{column}` is no text and no list of messages: {value!r:.60}")
+
+
+def messages_or_value(value: Any, column: str) -> Any:
+    """Return the messages that a column of conversations has as JSON, and any other value as it is. Raises OddRow."""
+    if isinstance(value, str) and column in _CONVERSATIONS and value.lstrip().startswith("["):
+        return _messages_of_json(value, column)
+    return value
 
 
 def tools_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 
-def ctrl_c() -> None:
+def ctrl_c(number: int = signal.SIGINT) -> None:
     """It comes to this thread, and at once. What is sent to the process another thread may take; Python then hears of it
     some lines later, where it may be lost."""
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(number)

@@ -21,6 +21,7 @@ from programs_on_disk import FAILS_AT_THIRD, PROGRAM, write_tiny
 
 import rlgraph
 from rlgraph.api.compiled import Compiled
+from rlgraph.cli.base import interrupted_code
 from rlgraph.errors.arguments import check_arguments, known_arguments
 from rlgraph.runs.events import EventReader, Opening, WorkDone, WorkStarted
 from tests.interrupting import ctrl_c
@@ -309,28 +310,33 @@ def test_a_model_that_has_diverged_is_no_result(folder: Path) -> None:
 
 
 class Signals(EventReader):
-    """Sends Ctrl-C to this process when a node of a kind begins for the second time."""
+    """Sends a signal to this process when a node of a kind begins for the second time."""
 
-    def __init__(self, op: str) -> None:
-        self.op, self.seen, self.done = op, 0, 0
+    def __init__(self, op: str, number: int = signal.SIGINT) -> None:
+        self.op, self.number, self.seen, self.done = op, number, 0, 0
 
     def work_started(self, event: WorkStarted) -> None:
         if event.node.op == self.op:
             self.seen += 1
             if self.seen == 2:
-                ctrl_c()
+                ctrl_c(self.number)
 
     def work_done(self, event: WorkDone) -> None:
         self.done += event.node.op == self.op
 
 
-@pytest.mark.parametrize(("op", "done", "updates"), [("generate", 1, 1), ("train", 2, 2)])
-def test_ctrl_c_waits_for_an_update_and_for_nothing_else(op: str, done: int, updates: int, folder: Path) -> None:
-    watch = Signals(op)
+@pytest.mark.parametrize(
+    ("op", "number", "done", "updates"), [("generate", signal.SIGINT, 1, 1), ("train", signal.SIGTERM, 2, 2)]
+)
+def test_ctrl_c_waits_for_an_update_and_for_nothing_else(
+    op: str, number: int, done: int, updates: int, folder: Path
+) -> None:
+    watch = Signals(op, number)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(rlgraph.Interrupted) as stopped:
         rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, on_event=watch)
     run = stopped.value.run
+    assert interrupted_code(stopped.value) == 128 + number
     assert (watch.done, run.models["actor"].updates, len(run.metrics)) == (done, updates, 1)
     assert run.saved == [Path("here/models/actor")]
     shown = stopped.value._render_traceback_()
@@ -367,13 +373,13 @@ def test_a_second_ctrl_c_does_not_wait_for_saving(folder: Path, monkeypatch: pyt
     from rlgraph.backends.engines.transformers.engine import TransformersEngine
 
     def save(self: TransformersEngine, path: Path) -> None:
-        ctrl_c()
+        ctrl_c(signal.SIGTERM)
         raise AssertionError("the second signal ends this")
 
     monkeypatch.setattr(TransformersEngine, "save", save)
     with pytest.raises(KeyboardInterrupt) as stopped:
         rlgraph.compile("tiny.rlf").run(5, out="here", progress=False, on_event=Signals("generate"))
-    assert not isinstance(stopped.value, rlgraph.Interrupted)
+    assert not isinstance(stopped.value, rlgraph.Interrupted) and interrupted_code(stopped.value) == 143
     assert list((folder / "here/models").iterdir()) == []
 
 

@@ -47,9 +47,9 @@ def test_a_mistake_is_shown_without_a_traceback(shell: Any, capsys: pytest.Captu
         (out + err).rstrip("\n")
         == """\
 error[E0201]: nothing is called `rewards`
-  --> <cell>:14:22
+  --> <cell>:15:22
    |
-14 |     adv     = center(rewards, prompts)
+15 |     adv     = center(rewards, prompts)
    |                      ^^^^^^^
 help: did you mean `reward`?"""
     )

@@ -130,6 +130,23 @@ help: pip install 'rlgraph-compiler[megatron]'"""
     )
 
 
+def test_an_engine_without_a_kernel_for_this_machine_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_plan, "installed_engines", lambda: frozenset({"transformers", "vllm"}))
+    schedule = "schedule a\npool one = 2 devices\nplace actor.generate on one(engine=vllm)\n"
+    for kind, heads, chosen in ("cpu", 20, "transformers"), ("cpu", 32, "vllm"), ("gpu", 20, "vllm"):
+        machine = default_plan.Machine(2, kind)
+        monkeypatch.setattr(default_plan, "local_machine", lambda devices, machine=machine: machine)
+        program = PROGRAM.format(source=random("llama", SMALL | {"head_dim": heads}))
+        said = rlgraph.compile(program, schedule=schedule)
+        found = default_plan.unusable_engine_diagnostics(said.plan, said.schedule, said.placed.shapes)
+        assert [problem.message[:41] for problem in found] == ["`vllm` cannot compute `actor` on a CPU: t"] * (
+            chosen != "vllm"
+        )
+        assert all("engine=transformers" in problem.hint and problem.span.line == 3 for problem in found)
+        free = rlgraph.compile(program, schedule="schedule a\npool one = 2 devices\nplace actor.generate on one\n")
+        assert free.plan.group_of_role("actor", "generate").engine == chosen
+
+
 def warned(schedule: str, program: str = PROGRAM) -> list[tuple[str, str, str]]:
     compiled = rlgraph.compile(program.format(source=random("llama", SMALL)), schedule=f"schedule a\n{schedule}")
     found = compiled.diagnostics

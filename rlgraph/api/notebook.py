@@ -27,7 +27,8 @@ def register_magic(shell: Any) -> None:
         from IPython.display import display
 
         name, visualize, settings = _options(line)
-        compiled = compile(cell, settings, name="<cell>")
+        # Editors count the line of the magic, too.
+        compiled = compile(f"\n{cell}", settings, name="<cell>")
         for warning in compiled.diagnostics:
             print(warning.render())
         name = name or compiled.name

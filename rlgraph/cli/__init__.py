@@ -1,6 +1,7 @@
 """Runs a command line and returns its exit code. Each command is a function in a file of this folder.
 
-Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130 interrupted.
+Exit codes: 0 fine, 1 a program is wrong, 2 a command is wrong, 3 a bug of rlgraph, 4 a run failed, 130 interrupted, 143
+ended by SIGTERM.
 
 Modules that compute are imported inside the commands that need them, so that `rlgraph check` starts fast.
 """
@@ -32,7 +33,7 @@ from rlgraph.cli import (
     tracking,
     watching,
 )
-from rlgraph.cli.base import BUG, INTERRUPTED, PIPE, USAGE, rlgraph
+from rlgraph.cli.base import BUG, PIPE, SIGNALLED, USAGE, interrupted_code, rlgraph
 from rlgraph.cli.namesake import namesake_warning
 from rlgraph.errors import closest_match, escape_controls
 
@@ -73,7 +74,7 @@ def main() -> None:
     if conflict := namesake_warning(sys.path):
         print(f"{conflict.render()}\n", file=sys.stderr)
     code = run_command(sys.argv[1:])
-    if code == INTERRUPTED:
+    if code > SIGNALLED and code != PIPE:
         # Engine threads that are still at work would block a normal exit.
         os._exit(code)
     sys.exit(code)
@@ -93,7 +94,7 @@ def run_command(arguments: list[str]) -> int:
         return PIPE
     except (KeyboardInterrupt, click.Abort) as error:
         print(str(error) or "interrupted", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        return interrupted_code(error)
     except Exception as error:
         print(f"internal error: {_first_line(error)}; please report it with {_saved_traceback()}", file=sys.stderr)
         return BUG

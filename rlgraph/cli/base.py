@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -18,7 +19,13 @@ from rlgraph.ir.plan import LARGEST
 if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
 
-FINE, WRONG, USAGE, BUG, FAILED, INTERRUPTED, PIPE = 0, 1, 2, 3, 4, 130, 141
+FINE, WRONG, USAGE, BUG, FAILED, SIGNALLED, PIPE = 0, 1, 2, 3, 4, 128, 141
+INTERRUPTED = SIGNALLED + signal.SIGINT
+
+
+def interrupted_code(error: BaseException) -> int:
+    """Return the exit code of a command that a signal ended, as shells and schedulers know it: 143 of SIGTERM."""
+    return SIGNALLED + int(getattr(error, "signal", signal.SIGINT))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -256,8 +256,10 @@ def _run(
     from rlgraph.runs.folder import RunFolder
 
     # What is left are the fields of `RunOptions`.
-    if not backend_spec(given["backend"]).processes and (given["address"] or given["debug"]):
-        raise click.UsageError(f"`{'--address' if given['address'] else '--debug'}` goes with {_PROCESSES}")
+    alone = not backend_spec(given["backend"]).processes
+    for name, told in ("address", given["address"]), ("debug", given["debug"]), ("devices", devices > 1):
+        if alone and told:
+            raise click.UsageError(f"`--{name}` goes with {_PROCESSES}")
     options = RunOptions(**given)
     if options.resume is None and options.changed:
         raise click.UsageError("`--changed` goes with `--resume`")
@@ -285,6 +287,8 @@ def _run(
             return run_sweep(sweep, changed, compiled_with, options, out, overwrite, compared, form, fixed=fixed)
         compiled = compiled_with(changed)
         show_diagnostics(compiled.diagnostics, form)
+        if alone and schedule is not None and form == "human":
+            echo_text(f"one process does all that `{schedule}` places: {_PROCESSES} follows it", err=True)
         if options.resume is not None:
             return _resume_run(compiled, options, form)
         # Opened before the training, which would be lost if the folder could not be written.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlgraph.cli.base import FAILED, FINE, INTERRUPTED
+from rlgraph.cli.base import FAILED, FINE, interrupted_code
 from rlgraph.cli.diagnostics import Format, echo_text, show_diagnostics
 from rlgraph.errors import count_phrase
 from rlgraph.runs.jsonlines import print_record
@@ -64,7 +64,7 @@ def run_sweep(
     plan.folder = out or DEFAULT_PARENT / f"{first.name}-sweep"
     plan.check(overwrite)
     _write_run_file(plan, first, settings, compared)
-    ended = plan.run(
+    interrupt = plan.run(
         lambda: _display(form),
         lambda number, before: _begins(plan, form, number, before),
         lambda errors: show_diagnostics(errors, form),
@@ -77,10 +77,10 @@ def run_sweep(
     else:
         echo_text("\n".join(table_lines(results, shown or plan.metrics[:_COLUMNS])))
         echo_text(f"wrote {table}", err=True)
-        if not ended:
+        if interrupt:
             echo_text(_how_to_go_on(plan, results), err=True)
-    if not ended:
-        return INTERRUPTED
+    if interrupt:
+        return interrupted_code(interrupt)
     return FAILED if any(result.outcome == "failed" for result in results) else FINE
 
 

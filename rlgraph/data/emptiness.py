@@ -48,7 +48,7 @@ def _looks_empty(path: Path) -> bool:
         return not parquet_has_rows(path)
     if ending in PACKED:
         return size <= _PACKED_BYTES
-    if size > _LARGEST_BYTES or ending in (".arrow", ".txt"):
+    if size > _LARGEST_BYTES or ending in (".arrow", ".feather", ".txt"):
         return False
     text = path.read_bytes()
     if ending in (".csv", ".tsv"):

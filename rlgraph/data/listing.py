@@ -23,6 +23,7 @@ FORMATS: Mapping[str, str] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".feather": "arrow",
     ".txt": "text",
 }
 """The format of a file by its ending."""

@@ -3,15 +3,17 @@ where rows are taken without reading the rest."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlgraph.columns import TEXT_COLUMNS, Column
+from rlgraph.columns import TEXT_COLUMNS, Column, is_message
 from rlgraph.data.base import DataSource, Row, Stream, columns_of_schema, columns_of_table, make_source, no_rows_error
 from rlgraph.data.compressed import UNPACKING, open_decompressed
 from rlgraph.data.listing import ListedFile, names_of
@@ -147,6 +149,7 @@ def _problems(spec: CallSpec, listed: Sequence[ListedFile], kind: str) -> Iterat
         hint = "use `files(...)` for it" if listed[0].format not in ("", kind) else ""
         hint = "save the file as UTF-8" if "codec can't decode" in why else hint
         hint = hint or ("a cell with a comma in it stands in quotes" if "Expected" in why and kind == "csv" else "")
+        hint = hint or ("write its columns as texts, numbers, lists or objects" if "Arrow type" in why else "")
         hint = hint or "was it copied whole? write it again"
         message = f"{name} {verb} not a {what}: {why}" if verb == "is" else f"{name} cannot be read as {kind}: {why}"
         raise ProgramError(Diagnostic(NOT_LOADED, message, spec.argument_span(0), hint)) from None
@@ -222,7 +225,8 @@ def parquet_has_rows(path: Path) -> bool:
 
 def _typed(table: Any) -> Any:
     """Return a csv table whose columns are numbers or truths where all their cells are written as such, and their
-    names do not say that they hold text; an empty cell is null."""
+    names do not say that they hold text, or conversations where all are JSON of messages, or messages as Python shows
+    them; an empty cell is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -233,8 +237,32 @@ def _typed(table: Any) -> Any:
         forms = {_WHOLE: pa.int64(), _REAL: pa.float64(), _TRUTH: pa.bool_()}
         fits = (form for pattern, form in forms.items() if pc.all(pc.match_substring_regex(present, pattern)).as_py())
         plain = name in TEXT_COLUMNS or not len(present)
-        columns.append(cells if plain else cells.cast(next(fits, column.type)))
+        lists = _conversations(cells) if len(present) else None
+        form = column.type if plain else next(fits, column.type)
+        columns.append(cells.cast(form) if lists is None else lists)
     return pa.table(columns, names=table.column_names)
+
+
+def _conversations(cells: Any) -> Any:
+    """Return a column of texts as lists of messages; None where a cell is no such list."""
+    import pyarrow as pa
+
+    if not cells.drop_null()[0].as_py().lstrip().startswith("["):
+        return None
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError, pa.ArrowException):
+        lists = [None if text is None else _messages(text) for text in cells.to_pylist()]
+        if all(made is None or made and all(map(is_message, made)) for made in lists):
+            return pa.chunked_array([pa.array(lists)])
+    return None
+
+
+def _messages(text: str) -> list[Any]:
+    """Return the list that a text is. Raises ValueError, SyntaxError, TypeError, RecursionError, MemoryError."""
+    try:
+        made = json.loads(text)
+    except ValueError:
+        made = ast.literal_eval(text.strip())
+    return list(made) if isinstance(made, list) else []
 
 
 def table_columns(listed: ListedFile, kind: str) -> dict[str, Column] | None:

@@ -26,7 +26,7 @@ from rlgraph.dsl.scope import (
     describe_meaning,
     meaning_of,
 )
-from rlgraph.dsl.signatures import MODELS
+from rlgraph.dsl.signatures import CONSTRUCTORS, MODELS
 from rlgraph.errors import Related, Source, Span, did_you_mean
 from rlgraph.ir import dtypes
 from rlgraph.ir.graph import Const, ConstructorCall, External, Model, ScalarState
@@ -279,7 +279,7 @@ def _check_chat(context: Context, record: ConstructorCall, call: tree.Call) -> N
     if chat is None:
         return
     for name, _ in chat.options:
-        if name in TEMPLATE_NAMES:
+        if name in TEMPLATE_NAMES - {option.name for option in CONSTRUCTORS["chat"].options}:
             place = dict(chat.spans).get(name, call.span)
             hint = "conversations and tools are columns of the data; `chat` takes what the template is given besides"
             raise context.statement_error("E0773", f"every chat template is given `{name}` already", place, hint)

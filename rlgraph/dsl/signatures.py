@@ -191,6 +191,13 @@ CONSTRUCTORS = signature_table(
                 doc="whether the text of a special token in a prompt is that token; if not said, only in a prompt that "
                 "is a plain text",
             ),
+            Attribute(
+                "continue_final_message",
+                "bool",
+                False,
+                doc="whether a prompt that ends with a message of the assistant's is gone on from; if not, another "
+                "message begins behind it",
+            ),
         ),
         doc="How conversations are written; other options are the chat template's own.",
         open=True,

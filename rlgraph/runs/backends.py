@@ -21,7 +21,7 @@ from rlgraph.ir.graph import Program
 from rlgraph.ops.program_work import model_operations
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import autocast_notes, resolve_auto_autocast, with_default_dtypes
-from rlgraph.passes.compilation.default_plan import missing_engine_diagnostics, missing_feature_diagnostics
+from rlgraph.passes.compilation.default_plan import unusable_engine_diagnostics
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.folder import recording_folder
 from rlgraph.runs.options import RunOptions, backend_spec
@@ -114,32 +114,31 @@ def open_ray(
     if options.device and not is_hard(options.device):
         message = f"the models of a plan are not all on `{options.device}`: each process has the devices of its rank"
         raise UsageMistake(Diagnostic("E0821", message, NO_SPAN, "leave `device` out, or take the backend `local`"))
-    if missing := [
-        *missing_feature_diagnostics(compiled.plan),
-        *missing_engine_diagnostics(compiled.plan, compiled.schedule),
-    ]:
-        raise ProgramError(missing)
+    # A cluster elsewhere may have other devices.
+    here = not options.debug and options.address is None
+    plan, shapes = compiled.plan, compiled.placed.shapes
+    if problems := unusable_engine_diagnostics(plan, compiled.schedule, shapes, here=here):
+        raise ProgramError(problems)
     if (options.save_every or options.resume) and not options.debug:
         _need_moments(compiled)
     from rlgraph.backends.ray.backend import RayBackend
 
     program = _with_products(compiled.program, observer)
     hard = read_hard_nodes(options.device) if options.device and is_hard(options.device) else None
-    shapes = compiled.placed.shapes
     backend = RayBackend(
         program,
-        compiled.plan,
+        plan,
         settings,
         observer,
         address=options.address,
         debug=options.debug,
         seconds=options.timeout,
-        memory=least_bytes_of_all_ranks(program, compiled.plan, shapes),
+        memory=least_bytes_of_all_ranks(program, plan, shapes),
         repeats=options.restarts,
         verify_every=options.verify_weights,
         say=observer.show_note,
         hard=hard,
-        demands=None if hard is None else start_demands(program, compiled.plan, shapes, hard.memory),
+        demands=None if hard is None else start_demands(program, plan, shapes, hard.memory),
     )
     backend.most_samples = max(options.kept_sample_count, options.show_samples)
     models = {
@@ -147,7 +146,7 @@ def open_ray(
         model.name: RemoteWeights(
             partial(backend.save, model.name),
             model_spec(program, model, compiled.folders),
-            model.frozen or model.name not in dict(compiled.plan.owners),
+            model.frozen or model.name not in dict(plan.owners),
         )
         for model in program.models
     }

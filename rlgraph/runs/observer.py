@@ -44,6 +44,8 @@ class InterruptHandler:
         self.display = shown
         self.updates = 0
         """The number of weight updates in progress; several at once if there are several pools."""
+        self.signal = int(signal.SIGINT)
+        """The last signal that came."""
         self.seen = False
         self.again = False
         self._before: dict[int, Any] = {}
@@ -62,7 +64,7 @@ class InterruptHandler:
             signal.signal(number, handler)
 
     def _signal(self, number: int, frame: FrameType | None) -> None:
-        self.again, self.seen = self.seen, True
+        self.again, self.seen, self.signal = self.seen, True, number
         if not self.again:
             self.display.show_note("interrupted: once more to leave at once, without saving")
         if self.again or not self.updates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -74,12 +75,13 @@ class Run:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The error for Ctrl-C in a run: its `run` has what was done until then, and trained models were saved."""
+    """The error for Ctrl-C, SIGTERM or SIGHUP in a run: its `run` has what was done until then, and trained models were
+    saved; its `signal` is the number of the signal."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, number: int = signal.SIGINT) -> None:
         done = f"after {count_phrase(len(run.metrics), 'step')}" if run.metrics else "before its first step was over"
         super().__init__(f"interrupted {done}")
-        self.run = run
+        self.run, self.signal = run, int(number)
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows in place of a traceback."""
@@ -212,8 +214,10 @@ def _once(
                     _show_how_to_go_on(folder, watch)
             with _noted_failures(watch, error):
                 watch.write_timeline(options.trace)
-            if isinstance(error, KeyboardInterrupt) and not interrupts.again:
-                raise Interrupted(result) from None
+            if isinstance(error, KeyboardInterrupt):
+                if not interrupts.again:
+                    raise Interrupted(result, interrupts.signal) from None
+                error.signal = interrupts.signal  # type: ignore[attr-defined]
             if isinstance(error, RunError) and result.metrics:
                 error.run = result
             raise

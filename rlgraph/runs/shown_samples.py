@@ -8,6 +8,7 @@ from rich.cells import cell_len, set_cell_size
 
 from rlgraph.backends.rows import RowId
 from rlgraph.backends.samples import Sample
+from rlgraph.conversations import OddRow, parse_content
 from rlgraph.errors import escape_controls
 
 _LINES = 8
@@ -77,9 +78,12 @@ def prompt_text(prompt: Any) -> str:
     """Return a prompt as text: of messages, each behind its role."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt)
-    return str(prompt)
+    try:
+        messages = parse_content(prompt, "prompt")
+    except OddRow:
+        return str(prompt)
+    assert not isinstance(messages, str)
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
 def _fits(line: str, width: int) -> str:

@@ -403,7 +403,8 @@ def test_a_declaration_is_checked_before_a_run(declared: str, said: str, tmp_pat
 
 
 def test_an_agent_is_refused_away_from_the_process_that_it_asks(tmp_path: Path) -> None:
-    Path(tmp_path / "t.rlf").write_text(program(tmp_path, TALK, options=RETURNS), "utf-8")
+    text = program(tmp_path, TALK, options=RETURNS).replace("num_key_value_heads=1", "num_key_value_heads=2")
+    Path(tmp_path / "t.rlf").write_text(text, "utf-8")
     for pools, code in (
         ("pool all = 1 devices\npool desks = 2 cpus\nplace actor on all\nplace bot on desks\n", "E0859"),
         ("pool all = 2 devices\nplace actor on all(tp=2)\n", "E0859"),

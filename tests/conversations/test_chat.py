@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import ConversationError
 from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
+from rlgraph.conversations import Example
 from rlgraph.errors import ProgramError, RunError
 from rlgraph.runs.checkpoint.outside_digests import file_digests
 from tests.conversations.files import Row, says, system, user
@@ -54,20 +55,20 @@ def write(folder: Path, rows: list[Row]) -> None:
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 
 
-def program(chat: str, step: str = STEP) -> str:
+def program(chat: str, step: str = STEP, source: str = 'jsonl("rows.jsonl", batch=2') -> str:
     model = f'causal_lm(random("qwen2", {SHAPE}, max_position_embeddings=256, tokenizer="small"){chat})'
-    return f'algorithm t\nmodel actor = {model}\ndata rows = jsonl("rows.jsonl", batch=2, shuffle=false)\n{step}'
+    return f"algorithm t\nmodel actor = {model}\ndata rows = {source}, shuffle=false)\n{step}"
 
 
-def run(chat: str, folder: Path, step: str = STEP) -> tuple[Seen, Codec]:
-    made = Run(compile_text(program(chat, step)), folder)
+def run(chat: str, folder: Path, step: str = STEP, **source: str) -> tuple[Seen, Codec]:
+    made = Run(compile_text(program(chat, step, **source)), folder)
     codec = made.backend.session.models["actor"].engine.codec
     return made.steps(1)[0], codec
 
 
-def asked(chat: str, folder: Path) -> list[str]:
+def asked(chat: str, folder: Path, step: str = STEP, **source: str) -> list[str]:
     """The prompts that the model was asked, as text."""
-    seen, codec = run(chat, folder)
+    seen, codec = run(chat, folder, step, **source)
     table = seen.table("rollout")
     prompts = [ids[: flags.index(True)] for ids, flags in zip(table.tokens, table.scored, strict=True)]
     return [codec.tokenizer.decode(prompt) for prompt in prompts]
@@ -93,6 +94,63 @@ def test_a_special_token_in_a_message_is_one_where_an_option_says_so(folder: Pat
         return [token for token, flag in zip(table.tokens[1], table.scored[1], strict=True) if not flag].count(1)
 
     assert (ends(""), ends(", chat=chat(special_tokens=true)")) == (2, 3)
+
+
+def test_a_last_message_of_the_assistants_is_gone_on_from_where_an_option_says_so(folder: Path) -> None:
+    rows = [{"prompt": [user("2+2?"), says("It is ")]}, {"prompt": [user("3+3?")]}]
+    write(folder, rows)
+    option = ", chat=chat(continue_final_message=true)"
+    begun = "<user>2+2?<eos><assistant>It is "
+    assert asked(option, folder) == [begun, "<user>3+3?<eos><assistant>"]
+    assert asked("", folder)[0] == f"{begun}<eos><assistant>"
+    tokenizer = AutoTokenizer.from_pretrained(folder / "small")
+    for chat, continues in (ChatOptions(continues=True), True), (ChatOptions(), False):
+        own = tokenizer.apply_chat_template(
+            rows[0]["prompt"], continue_final_message=continues, add_generation_prompt=not continues, return_dict=False
+        )
+        assert Codec(tokenizer, chat).encode_prompt(rows[0]["prompt"]) == own
+    with pytest.raises(ProgramError, match="`chat_template_kwargs` has `continue_final_message`"):
+        write(folder, [{**row, "chat_template_kwargs": {"continue_final_message": True}} for row in rows])
+        run(option, folder)
+
+
+def test_conversations_as_json_are_asked_as_messages(folder: Path) -> None:
+    """Of a column that is called so, and of a csv file whose cells are JSON or what Python shows."""
+    step = STEP.replace("rows, max", "rows.messages, max")
+    write(folder, [{"messages": json.dumps([user("2+2?")])}] * 2)
+    assert asked("", folder, step) == ["<user>2+2?<eos><assistant>"] * 2
+    cells = [json.dumps([user("2+2?")]), str([user("3+3?"), says("It's")])]
+    (folder / "rows.csv").write_text("prompt\n" + "".join('"' + cell.replace('"', '""') + '"\n' for cell in cells))
+    assert asked("", folder, source='files("rows.csv", batch=2') == [
+        "<user>2+2?<eos><assistant>",
+        "<user>3+3?<eos><assistant>It's<eos><assistant>",
+    ]
+
+
+@pytest.mark.parametrize("template", [OWN, MARKED])
+def test_turns_of_weight_0_are_not_learned(template: str) -> None:
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = template
+    said = [user("2+2?"), {**says("5"), "weight": 0}, user("No."), {**says("4"), "weight": 1}]
+    ids, learned = Codec(tokenizer).encode_example(Example(said))
+    plain, _ = Codec(tokenizer).encode_example(Example([user("2+2?"), says("5"), user("No."), says("4")]))
+    kept = [token for token, loss in zip(ids, learned, strict=True) if loss]
+    assert ids == plain and tokenizer.decode(kept, skip_special_tokens=True) == "4"
+    with pytest.raises(ConversationError, match="no message of the assistant's to learn from"):
+        Codec(tokenizer).encode_example(Example(said[:2]))
+
+
+def test_an_episode_goes_on_from_a_last_message_too() -> None:
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = OWN
+    codec = Codec(tokenizer, ChatOptions(continues=True))
+    prompt, replies = [user("2+2?"), says("It <eos> is ")], [[user("Sure?")], [user("Really?")]]
+    written = codec.encode_prompt(prompt)
+    written += codec.encode_between_answers(prompt, replies[:1]) + codec.encode_between_answers(prompt, replies)
+    codec.check_episode(written, prompt, replies)
+    assert codec.tokenizer.decode(written) == (
+        "<user>2+2?<eos><assistant>It <eos> is <eos><user>Sure?<eos><assistant><eos><user>Really?<eos><assistant>"
+    )
 
 
 def test_what_is_learned_is_written_so_too_and_the_template_is_saved(folder: Path) -> None:

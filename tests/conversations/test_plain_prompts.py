@@ -23,6 +23,7 @@ OTHERS = ENDED.replace("eos_token", "'[end]'")
 """What comes with a base model, which was never asked in it."""
 ASK = "rollout = actor.generate(rows, max_tokens=1)"
 LEARN = "rollout = encode(rows)"
+GOES_ON = "  # the model goes on from it"
 PLAIN, CHAT = {"prompt": "2+2?"}, {"prompt": [user("2+2?")]}
 PAIR = {"prompt": "2+2?", "completion": "4"}
 
@@ -66,10 +67,17 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"
         (
             [{"prompt": json.dumps([user("hi")])}],
             ASK,
-            r"W0520\].* is plain text: (.|\n)*help: it is the JSON of messages",
+            r"W0520\].* is plain text: (.|\n)*help: these are messages, written as a text",
         ),
+        (
+            [CHAT | {"chosen": str([user("hi")])}],
+            f'{LEARN[:-1]}, answer="chosen")',
+            r"W0520\].*`chosen` of `rows` is plain text: ",
+        ),
+        ([{"chosen": "Q: a? A: b", "rejected": "Q: a? A: c"}], f'{LEARN[:-1]}, answer="chosen")', "W0520"),
         ([CHAT, {"prompt": [user("a"), says("b")]}], ASK, r"W0524\].*the assistant's in row 1: `actor` begins another"),
         ([{"prompt": [user("a"), says("b")]}], f"{ASK}  # allow W0524", ""),
+        ([{"prompt": [user("a"), says("b")]}], f"{ASK}{GOES_ON}", ""),
         ([{"prompt": [{"from": "gpt", "value": "b"}]}], ASK, "W0524"),
         ([{"prompt": [user("a"), says("b"), user("c")]}], ASK, ""),
         ([{"messages": json.dumps([user("a"), says("b")])}], ASK.replace("rows", "rows.messages"), "W0524"),
@@ -88,14 +96,66 @@ def test_a_template_that_needs_a_text(tmp_path: Path) -> None:
 
 
 def warnings(folder: Path, template: str, rows: list[dict[str, Any]], line: str) -> list[str]:
+    chat = ", chat=chat(continue_final_message=true)" if line.endswith(GOES_ON) else ""
     tokenizer = build_tokenizer(ByteTokenizer())
     tokenizer.chat_template = template or None
     Codec(tokenizer).save(folder / "small")
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     shape = "hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1"
     text = (
-        f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"))\n'
+        f'algorithm t\nmodel actor = causal_lm(random("qwen2", {shape}, tokenizer="small"){chat})\n'
         f'data rows = jsonl("rows.jsonl", batch=1)\nstep:\n    {line}\n    report n = mean(rollout.length)\n'
         "    report logp = mean(actor.logprobs(rollout))\n"
     )
     return [note for note in Run(compile_text(text), folder).backend.overlong_notes() if note.startswith("warning")]
+
+
+CHOOSY = ENDED.replace("for m in messages", "for m in messages if m.role in ['user', 'assistant']")
+LATE = {"role": "developer", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "rows", "line", "said"),
+    [
+        (
+            CHOOSY,
+            [CHAT, {"prompt": [user("a"), LATE, user("b")]}],
+            ASK,
+            r'the text of message 2 .role "developer". of row 1',
+        ),
+        (CHOOSY, [{"prompt": [user("a"), LATE, user("b")]}], f"{ASK}  # allow W0525", ""),
+        (ENDED, [{"prompt": [user("a"), LATE, user("b")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "tools": [TOOL]}], ASK, "the tool `add` of row 0"),
+        (ENDED + "{{ tools | tojson }}", [{"prompt": [user("a")], "tools": [TOOL]}], ASK, ""),
+        (
+            CHOOSY,
+            [{"messages": [user("a"), {**CALL, "content": ""}, user("4"), says("four")]}],
+            LEARN,
+            r"the call of `add` in message 2 .role \"assistant\". of row 0",
+        ),
+        (
+            CHOOSY,
+            [{"prompt": [user("a")], "chosen": [LATE, says("b")]}],
+            f'{LEARN[:-1]}, answer="chosen")',
+            "message 2",
+        ),
+        ("{{ messages[0].content | upper }}" + ENDED, [CHAT], ASK, ""),
+        (
+            ENDED,
+            [CHAT, {"prompt": [user("What is on <image>?")], "images": ["a.png"]}],
+            ASK,
+            "`<image>` in row 1 of `rows` stands for what is in `images`",
+        ),
+        (ENDED, [{"prompt": [user("Close <image>.")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "system": "Be brief."}], ASK, "`system` of row 0 of `rows` is not read with"),
+        (ENDED, [{"prompt": [{"role": "system", "content": "Be brief."}, user("a")], "system": "Be brief."}], ASK, ""),
+        (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}]}], LEARN, "the `thinking` of message 2"),
+        (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}, user("d"), says("e")]}], LEARN, ""),
+    ],
+)
+def test_what_a_model_does_not_read_is_told(
+    template: str, rows: list[dict[str, Any]], line: str, said: str, tmp_path: Path
+) -> None:
+    found = warnings(tmp_path, template, rows, line)
+    assert [bool(re.match(rf"warning\[W0525\]: .*{said}", note)) for note in found] == [True] * bool(said)

@@ -99,6 +99,16 @@ def test_a_template_that_rewrites_an_answer_leaves_what_was_sampled(template: st
     assert special_tokens_in(code.tokenizer, tokens) == special_tokens_in(code.tokenizer, whole)
 
 
+def test_a_reply_that_the_template_leaves_out_is_refused() -> None:
+    choosy = codec(OWN.replace("for m in messages", "for m in messages if m.role != 'developer'"))
+    asked, reply = [user("Guess.")], [{"role": "developer", "content": "More."}]
+    choosy.encode_between_answers(asked, [[user("More.")]])
+    with pytest.raises(ConversationError, match=r'leaves out the text of message 1 \(role "developer"\)') as caught:
+        choosy.encode_between_answers(asked, [reply])
+    assert caught.value.code == "E0860"
+    codec(OWN).encode_between_answers(asked, [reply])
+
+
 def test_an_episode_that_is_not_its_conversation_is_refused() -> None:
     code = codec(OWN)
     with pytest.raises(ConversationError, match="whole conversation") as caught:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.backends.engines.errors import ConversationError, EngineError, first_line
+from rlgraph.columns import WORDS, value_kind
 from rlgraph.conversations import Message
 from rlgraph.errors import count_phrase, did_you_mean, quoted_list
 
@@ -37,6 +38,12 @@ class ChatOptions:
     """What the template is given besides: `enable_thinking`."""
     file: str = ""
     """The path of the template; empty where it is the tokenizer's own."""
+    continues: bool = False
+    """Whether the model goes on from a last message of the assistant's, in place of beginning another one."""
+
+    def goes_on_from(self, messages: Sequence[Message]) -> bool:
+        """Return whether what the model is to write is the rest of the last of these messages."""
+        return self.continues and bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def check_options(tokenizer: PreTrainedTokenizerBase, chat: ChatOptions) -> None:
@@ -82,13 +89,19 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
 
-    def rendered(self, count: int | None = None, *, asks: bool = False) -> str:
-        """Return the text of the first messages. asks: with the beginning of the answer that the model is to write."""
+    def rendered(self, count: int | None = None, *, asks: bool = False, continues: bool = False) -> str:
+        """Return the text of the first messages. asks: with the beginning of the answer that the model is to write;
+        continues: without the end of the last one."""
         messages = [dict(message) for message in self.messages[:count]]
         tools: list[Any] | None = [dict(tool) for tool in self.tools] or None
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=asks, tokenize=False, **self.options
+                messages,
+                tools=tools,
+                add_generation_prompt=asks and not continues,
+                continue_final_message=continues,
+                tokenize=False,
+                **self.options,
             )
         # A template is a program by whoever made the model, and can fail in any way.
         except Exception as error:
@@ -97,14 +110,21 @@ class Conversation:
 
     def text_with_answer_spans(self, first: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the whole text, and where in it the assistant's messages are, those from number `first` on: by the
-        template's own marks where it has them, and else by the difference of renderings."""
+        template's own marks where it has them, and else by the difference of renderings. Those of weight 0, as OpenAI's
+        files have it, are left out."""
         places = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-        places = [place for place in places if place >= first]
+        silent = {place for place in places if self.messages[place].get("weight") == 0}
+        places, before = [place for place in places if place >= first and place not in silent], len(places)
         if not places:
             raise _nothing_to_learn(self.messages, first)
         template = self.tokenizer.get_chat_template(tools=[dict(tool) for tool in self.tools] or None)
         if _MARKS.search(template):
             text, marked = self._marked(template)
+            if silent and len(marked) == before:
+                turns = (place for place, message in enumerate(self.messages) if message["role"] == "assistant")
+                marked = [span for span, place in zip(marked, turns, strict=True) if place not in silent]
+            elif silent:
+                raise ConversationError("the chat template marks parts of turns, and some have weight 0", "E0772")
             begin = self._end(text, first, asks=True) if first else 0
             spans = [(max(start, begin), end) for start, end in marked if end > begin]
             if not spans:
@@ -149,7 +169,9 @@ def _nothing_to_learn(messages: Sequence[Message], first: int) -> ConversationEr
     """Return the error for a conversation without a message of the assistant's from number `first` on."""
     odd = next((role for message in messages[first:] if (role := message["role"]) not in _KNOWN_ROLES), None)
     hint = "leave such rows out of the data"
-    if odd is not None:
+    if odd is not None and odd.lower() in _KNOWN_ROLES:
+        hint = f"roles are written in small letters: `{odd.lower()}`, not {odd!r}"
+    elif odd is not None:
         hint = f"what is learned has the role `assistant`, and here is one called {odd!r:.40}: write `assistant` for it"
     return ConversationError("it has no message of the assistant's to learn from", "E0772", hint)
 
@@ -254,6 +276,10 @@ def _template_failed(error: Exception, messages: Sequence[Message]) -> EngineErr
     hint = (
         f'a message of role {silent!r:.40} has no text, and some templates need one: `"content": ""`' if silent else ""
     )
+    odd = next((message for message in messages if not isinstance(message.get("content"), str | None)), None)
+    if not hint and odd is not None:
+        kind = WORDS[value_kind(odd["content"])]
+        hint = f"the content of a message of role {odd['role']!r:.40} is {kind}: most templates take texts"
     return EngineError(f"the model's chat template fails: {reason}", hint)
 
 

@@ -18,10 +18,12 @@ from rlgraph.backends.engines.chat import (
     placeholders_for,
 )
 from rlgraph.backends.engines.errors import EngineError
+from rlgraph.backends.engines.left_out import left_out_parts
 from rlgraph.backends.engines.pieces import encode_pieces
 from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
     different_structure_error,
+    left_out_error,
     text_between_answers,
     text_until_last_answer,
     with_answer_placeholders,
@@ -105,6 +107,8 @@ class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: ChatOptions | None = None) -> None:
         self.tokenizer = tokenizer
         self._stop_texts: dict[tuple[str, ...], StopTexts | None] = {}
+        self._written: set[str] = set()
+        """The roles of replies that the chat template is known to write."""
         self.chat = chat or ChatOptions()
         """How conversations are written."""
         if self.chat.template is not None:
@@ -149,6 +153,21 @@ class Codec:
         """Return a prompt as it is written before it is split into tokens."""
         return "".join(piece.text for piece in self._prompt_pieces(prompt, tools, options))
 
+    def left_out_parts(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        asks: bool = False,
+    ) -> list[str]:
+        """Return what of a conversation the chat template does not write, in words. asks: as it is written to be
+        answered."""
+        if self.tokenizer.chat_template is None:
+            return []
+        chat, before = make_conversation(self.tokenizer, self.chat, messages, tools, options)
+        return left_out_parts(chat, before, asks=asks)
+
     def encode_between_answers(
         self,
         asked: Sequence[Message],
@@ -162,10 +181,14 @@ class Codec:
 
         Raises ConversationError where the template writes no such piece.
         """
-        messages, last = with_answer_placeholders(asked, replies)
+        messages, last = with_answer_placeholders(asked, replies, self.chat.goes_on_from(asked))
         hidden = self._hidden(messages)
         chat, before = make_conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
         text = text_between_answers(chat, last + before)
+        if (roles := {message["role"] for message in replies[-1]}) - self._written:
+            if parts := left_out_parts(chat, last + before + 1, asks=True, tools=False):
+                raise left_out_error(parts[0])
+            self._written |= roles
         return self._encode(hidden.split_pieces([TextPiece(text)]))[0]
 
     def check_episode(
@@ -178,7 +201,7 @@ class Codec:
     ) -> None:
         """Raise ConversationError where an episode has not the special tokens that the template writes in its whole
         conversation. written: its tokens without the answers; asked, replies: as in `encode_between_answers`."""
-        messages, _ = with_answer_placeholders(asked, [*replies, ()])
+        messages, _ = with_answer_placeholders(asked, [*replies, ()], self.chat.goes_on_from(asked))
         hidden = self._hidden(messages)
         chat, _ = make_conversation(self.tokenizer, self.chat, hidden.hide(messages), tools, options)
         text = text_until_last_answer(chat)
@@ -233,7 +256,8 @@ class Codec:
         hidden = self._hidden(prompt)
         chat, _ = make_conversation(self.tokenizer, self.chat, hidden.hide(prompt), tools, options)
         # The template writes its special tokens itself.
-        return hidden.split_pieces([TextPiece(chat.rendered(asks=True))])
+        text = chat.rendered(asks=True, continues=self.chat.goes_on_from(prompt))
+        return hidden.split_pieces([TextPiece(text)])
 
     def _example_pieces(self, example: Example) -> list[TextPiece]:
         prompt, answer = example.prompt, example.answer

@@ -15,15 +15,17 @@ given a meaning."""
 
 
 def with_answer_placeholders(
-    asked: Sequence[Message], replies: Sequence[Sequence[Message]]
+    asked: Sequence[Message], replies: Sequence[Sequence[Message]], continues: bool
 ) -> tuple[list[Message], int]:
     """Return the messages of an episode, with a placeholder for each answer that the model sampled, and the place of
-    the last one. asked: what it began with; replies: what each answer of the model's was answered with."""
+    the last one. asked: what it began with; replies: what each answer of the model's was answered with; continues:
+    whether the first answer is the rest of the last message that it began with."""
     messages, last = list(asked), len(asked)
     for place, reply in enumerate(replies):
+        begun = messages.pop() if continues and not place else {"role": "assistant", "content": ""}
         last = len(messages)
         sign = _SAMPLED if place == len(replies) - 1 else _EARLIER
-        messages += [{"role": "assistant", "content": sign}, *reply]
+        messages += [{**begun, "content": f"{begun['content']}{sign}"}, *reply]
     return messages, last
 
 
@@ -35,8 +37,10 @@ def text_between_answers(chat: Conversation, last: int) -> str:
     No answer is ever rendered itself: a template that drops earlier thinking, or trims, writes the same after it.
     Raises ConversationError where the template does not write one thing there, or changes the special tokens before it.
     """
-    opened = chat.rendered(last, asks=True)
     alone = chat.rendered(last + 1)
+    # What a message that was gone on from begins with is not the template's.
+    goes_on = chat.messages[last]["content"] != _SAMPLED
+    opened = alone.split(_SAMPLED)[0] if goes_on else chat.rendered(last, asks=True)
     whole = chat.rendered(asks=True)
     if alone.count(_SAMPLED) != 1 or whole.count(_SAMPLED) != 1:
         raise _refused("writes the model's answer not once", alone, whole)
@@ -69,6 +73,12 @@ def different_structure_error(alone: str, whole: str) -> ConversationError:
         ("turn by turn", "whole"),
         "E0862",
     )
+
+
+def left_out_error(part: str) -> ConversationError:
+    """Return the error for a template that does not write what replies to the model. part: it in words."""
+    hint = 'reply as `user`, or give the model a template that writes it: `chat=chat(template="FILE.jinja")`'
+    return ConversationError(f"the chat template leaves out {part} of what replies to the model", "E0860", hint)
 
 
 def _specials(chat: Conversation, text: str) -> list[str]:

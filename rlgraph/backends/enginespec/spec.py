@@ -35,6 +35,10 @@ Faults = Callable[[Shape], list[str]]
 """Returns what an engine cannot do with a model however it is split, each as it goes on after the engine's name:
 `cannot rotate`."""
 
+DeviceFaults = Callable[[Shape, DeviceKind], list[str]]
+"""Returns why an engine cannot compute a model on a kind of device, each as it goes on after the engine's name there:
+`has experts for hidden sizes that 32 divides`."""
+
 Misfits = Callable[[Shape, int], list[str]]
 """Returns what is wrong with a size of an axis, each as it goes on after it: `does not divide the 4 layers`. Size 1 has
 no misfits."""
@@ -61,6 +65,10 @@ def replicated_layout(shape: Shape, mesh: Mesh, rank: int, kind: ModelKind = "ca
 
 
 def _no_faults(shape: Shape) -> list[str]:
+    return []
+
+
+def _no_device_faults(shape: Shape, kind: DeviceKind) -> list[str]:
     return []
 
 
@@ -130,6 +138,9 @@ class EngineSpec:
     misfits: Mapping[str, Misfits] = field(default_factory=dict)
     """What is wrong with a size, for axes whose size depends on the model."""
     faults: Faults = _no_faults
+    device_faults: DeviceFaults = _no_device_faults
+    """Why it lacks what computes some models on a kind of device: defaults and searches take another engine there, and
+    a run with it begins no process."""
     experts: bool = False
     """It can hold models whose layers have experts."""
     replays_routes: bool = False

@@ -37,6 +37,8 @@ class AgentRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given besides."""
+    continues: bool = False
+    """Whether the answer is the rest of a last message of the assistant's."""
     choices: int = 1
     """How many answers are wanted."""
     max_tokens: int | None = None
@@ -87,6 +89,7 @@ def read_request(path: str, body: bytes) -> AgentRequest:
         tuple(_message(message) for message in messages),
         tools=() if chosen == "none" else tuple(given.get("tools") or ()),
         options=given.get("chat_template_kwargs") or {},
+        continues=bool(given.get("continue_final_message")),
         **common,
     )
 

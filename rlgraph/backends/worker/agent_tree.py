@@ -211,6 +211,10 @@ class AgentTree:
     def _begun(self, request: AgentRequest) -> GrowingEpisode:
         """Return a new line with what a request asks."""
         options = {**self.options, **request.options}
+        if request.continues and not self.codec.chat.continues:
+            raise RequestRefused(
+                "`continue_final_message` is an option of the model here: `chat=chat(continue_final_message=true)`"
+            )
         asked: Content = "" if request.messages is None else [*request.messages]
         try:
             if isinstance(request.prompt, str):

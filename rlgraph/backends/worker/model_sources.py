@@ -41,6 +41,7 @@ def _chat_options(chat: ConstructorCall, folders: SearchFolders) -> ChatOptions:
     """Return how a model's conversations are written. Raises ProgramError where the template cannot be read."""
     options = dict(chat.options)
     path, system, special = options.pop("template"), options.pop("system"), options.pop("special_tokens")
+    continues = bool(options.pop("continue_final_message"))
     template, file = None, Path()
     if isinstance(path, str):
         place = dict(chat.spans).get("template", chat.span)
@@ -52,7 +53,7 @@ def _chat_options(chat: ConstructorCall, folders: SearchFolders) -> ChatOptions:
     assert system is None or isinstance(system, str)
     assert special is None or isinstance(special, bool)
     given = {name: plain_constant(value) for name, value in options.items()}
-    return ChatOptions(template, system, special, given, "" if template is None else str(file))
+    return ChatOptions(template, system, special, given, "" if template is None else str(file), continues)
 
 
 def _source_spec(program: Program, model: Model, folders: SearchFolders) -> ModelSpec:

@@ -4,7 +4,9 @@ page, and conversations that end with the assistant's own message, behind which 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rlgraph.backends.engines.chat import special_token_texts
@@ -12,7 +14,7 @@ from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.sources import response_end_ids
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.prompt_limits import OpenedModel
-from rlgraph.columns import column_at, is_message, value_or_none
+from rlgraph.columns import column_at, value_or_none
 from rlgraph.conversations import Content, Example, OddRow, example_of_format, parse_content
 from rlgraph.data import BatchReader
 from rlgraph.data.base import DataSource, Rows, numbered_rows
@@ -26,6 +28,8 @@ from rlgraph.user_code import Environment
 
 PLAIN_PROMPT, ANSWERED_PROMPT = "W0520", "W0524"
 _CONTENT = "a question"
+_MESSAGES = re.compile(r"\s*\[\s*\{\s*(['\"])(role|content|from|value)\1\s*:")
+"""Begins a list of messages that is a text."""
 _SHOWN = 40
 """How many characters of a prompt are shown."""
 
@@ -37,24 +41,36 @@ def plain_prompt_warnings(
     environments: Mapping[str, Environment],
 ) -> list[Diagnostic]:
     """Return a warning for each chat model and each column with plain texts that it is asked or trained on, and for
-    each with conversations that it is asked and that end with its own message, by the first row that has one. Rows of
+    each with conversations that it is asked and that end with its own message, where it is not told to go on from
+    that, by the first row that has one. Rows of
     a stream are passed over, which cannot be read ahead."""
+    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
+    for use in find_read_uses(program, readers, environments):
+        key = use.source, use.column, program.original_model(program.model(use.model)).name
+        source = readers[use.source].source if use.source in readers else None
+        if key not in found and source is not None and isinstance(source.rows, Rows):
+            engine = models[use.model].engine
+            begins = use.shape is None and not (_is_episode(use) or engine.codec.chat.continues)
+            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if begins else ())]
+    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
+
+
+def find_read_uses(
+    program: Program, readers: Mapping[str, BatchReader], environments: Mapping[str, Environment]
+) -> list[PromptUse]:
+    """Return where models read prompts of the data, those of episodes too, whose turns a chat template writes."""
     known = {name: reader.source.columns for name, reader in readers.items()}
     uses: list[PromptUse] = find_prompt_uses(program, known)
-    asked = [use for use in uses if use.shape is None]
     for use in find_episode_uses(program, known):
         environment = environments.get(use.node.attr("env"))
         # An agent asks what it likes, and `turns=text` says that a text is meant.
         if attribute_value(use.node, "turns") == "chat" and (environment is None or environment.agent is None):
             uses.append(use)
-    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
-    for use in uses:
-        key = use.source, use.column, program.original_model(program.model(use.model)).name
-        source = readers[use.source].source if use.source in readers else None
-        if key not in found and source is not None and isinstance(source.rows, Rows):
-            engine = models[use.model].engine
-            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if use in asked else ())]
-    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
+    return uses
+
+
+def _is_episode(use: PromptUse) -> bool:
+    return use.node.attr("env", None) is not None
 
 
 def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnostic]:
@@ -65,20 +81,21 @@ def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnost
         return
     marks = _marks(codec)
     for number, row in numbered_rows(source):
-        prompt = _prompt(use, row)
-        if isinstance(prompt, str) and not any(mark in prompt for mark in marks):
-            yield _plain_prompt(use, number, prompt)
+        prompt, messages = _prompt(use, row), _column_of_messages_as_text(use, row)
+        if messages or isinstance(prompt, str) and not any(mark in prompt for mark in marks):
+            yield _plain_prompt(use, number, messages, str(row[messages] if messages else prompt))
             return
 
 
-def _plain_prompt(use: PromptUse, number: int, prompt: str) -> Diagnostic:
+def _plain_prompt(use: PromptUse, number: int, messages: str, prompt: str) -> Diagnostic:
+    """Return the warning for a row. messages: the column in which they are a text; empty where there are none."""
     text = json.dumps(prompt if len(prompt) <= _SHOWN else f"{prompt[:_SHOWN]}...", ensure_ascii=False)
     hint = f'write messages, {{"{use.column}": [{{"role": "user", "content": {text}}}]}}{_call_with_message(use)}'
-    if _is_json_of_messages(prompt):
-        hint = f"it is the JSON of messages, as a text: write the list itself, or call the column `messages`: {text}"
+    if messages:
+        hint = f"these are messages, written as a text: write the list itself: {text}"
     return Diagnostic(
         PLAIN_PROMPT,
-        f"`{use.model}` is a chat model, and `{use.column}` of `{use.source}` is plain text"
+        f"`{use.model}` is a chat model, and `{messages or use.column}` of `{use.source}` is plain text"
         f"{f' in row {number:,}' if number else ''}: its chat template is not used",
         use.node.span,
         f"{hint}; where plain text is meant, end the line with `# allow {PLAIN_PROMPT}`",
@@ -97,8 +114,8 @@ def _answered(use: PromptUse, source: DataSource) -> Iterator[Diagnostic]:
                 f"`{use.column}` of `{use.source}` ends with a message of the assistant's in row {number:,}: "
                 f"`{use.model}` begins another one behind it",
                 use.node.span,
-                "let prompts end with what is asked; to have the model go on from what it says, write the prompt out "
-                f"as a text; where another one is meant, end the line with `# allow {ANSWERED_PROMPT}`",
+                f"to have `{use.model}` go on from it, declare it with `chat=chat(continue_final_message=true)`; where "
+                f"another one is meant, end the line with `# allow {ANSWERED_PROMPT}`",
             )
             return
 
@@ -110,14 +127,15 @@ def _may_hold(source: DataSource, use: PromptUse, kind: str) -> bool:
     return column is None or use.shape is not None or bool({kind, "text"}.intersection(column.first))
 
 
-def _is_json_of_messages(text: str) -> bool:
-    if not text.lstrip().startswith("[{"):
-        return False
-    try:
-        messages = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(messages, list) and all(map(is_message, messages))
+def _column_of_messages_as_text(use: PromptUse, row: Mapping[str, Any]) -> str:
+    """Return the column in which a row has messages as JSON, or as Python shows them, that are read as a text."""
+    for column in (use.column,) if use.shape is None else use.shape.columns:
+        value = value_or_none(row, column)
+        if isinstance(value, str) and _MESSAGES.match(value):
+            with suppress(OddRow):
+                if isinstance(parse_content(value, column), str):
+                    return column
+    return ""
 
 
 def _call_with_message(use: PromptUse) -> str:
@@ -131,7 +149,7 @@ def _call_with_message(use: PromptUse) -> str:
 def _prompt(use: PromptUse, row: Mapping[str, Any]) -> Content | None:
     """Return what the model reads before its answer; None where there is nothing. A text whose answer is messages is
     read as a message itself."""
-    if use.shape is not None and use.column != use.shape.prompt:
+    if use.shape is not None and use.column != use.shape.prompt and not use.shape.paired:
         return None
     try:
         if use.shape is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from rlgraph.conversations import (
     example_of_format,
     example_of_row,
     format_of_row,
+    messages_or_value,
     parse_content,
     template_options_of,
     tools_of,
@@ -42,7 +43,7 @@ def rows_to_answer(
     if isinstance(kind, Table):
         rows = frame.rows[kind.axis.key]
         if column := prompt_column_of(node):
-            prompts = table_column(column, value, session, rows, node)
+            prompts = _messages_of_column(column, table_column(column, value, session, rows, node), rows, node)
             data = [{**row, "prompt": prompt} for row, prompt in zip(value.data, prompts, strict=True)]
             return rows, data, prompts
         if value.sequences is not None:
@@ -55,6 +56,18 @@ def rows_to_answer(
     rows = frame.rows[axis.key]
     # Texts that the program has computed.
     return rows, tuple({"prompt": prompt} for prompt in value), tuple(value)
+
+
+def _messages_of_column(column: str, prompts: Iterable[Any], rows: Rows, node: Node) -> list[Any]:
+    """Return prompts, of a column of conversations as messages. Raises RunError."""
+    made = []
+    for place, prompt in enumerate(prompts):
+        try:
+            made.append(messages_or_value(prompt, column))
+        except OddRow as error:
+            message = f"the prompt of {rows.row_name(place)} cannot be used: {error}"
+            raise RunError(Diagnostic("E0732", message, node.span)) from None
+    return made
 
 
 def prompt_of(shown: Any) -> Any:

@@ -32,6 +32,7 @@ from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_
 from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
+from rlgraph.backends.worker.unread_parts import unread_part_warnings
 from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
@@ -231,14 +232,15 @@ class Session:
         if problems:
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
-        plain = plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
+        empty += plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
+        empty += unread_part_warnings(self.program, self.readers, self.models, self.environments)
         self.judged = [
             *sentences,
-            *(warning.render() for warning in [*empty, *plain]),
+            *(warning.render() for warning in empty),
             *apply_prompt_limits(self.readers, limits, note),
         ]
         """Sentences on functions that failed on made-up answers, on prompts that are empty or without the
-        template of a chat model, and on what was done with rows that are too long."""
+        template of a chat model, on what a model does not read, and on what was done with rows that are too long."""
         self.dtype = program_numbers_dtype(self.program)
         for state in self.program.states:
             self.first[state.name] = {} if state.keyed else torch.tensor(state.initial, dtype=self.dtype)

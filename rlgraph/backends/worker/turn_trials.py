@@ -64,7 +64,8 @@ def _turn_fault(
     try:
         asked: list[Message] = [*parse_content(prompt, "prompt")]
         # Where the prompt ends with no question, the first observation asks it.
-        asked += [] if asked[-1]["role"] in ("user", "tool") else [_ASKED]
+        begun = asked[-1]["role"] in ("user", "tool") or codec.chat.goes_on_from(asked)
+        asked += [] if begun else [_ASKED]
         given = [*tools, *tools_of(row)], template_options_of(row)
         shown = codec.prompt_text(asked, *given)
         codec.encode_between_answers(asked, [[{"role": role, "content": "a"}]], *given)

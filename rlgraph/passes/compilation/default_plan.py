@@ -154,6 +154,14 @@ def local_machine(devices: int) -> Machine:
     return Machine(devices, "gpu" if Path("/dev/nvidiactl").exists() else "cpu")
 
 
+def unusable_engine_diagnostics(
+    plan: Plan, schedule: Schedule, shapes: Mapping[str, Shape | UnsupportedModel], *, here: bool = True
+) -> list[Diagnostic]:
+    """Return diagnostics for engines of a plan that cannot do their part of a run. here: on this machine's devices."""
+    problems = [*missing_feature_diagnostics(plan), *missing_engine_diagnostics(plan, schedule)]
+    return problems + (device_fault_diagnostics(plan, schedule, shapes) if here else [])
+
+
 def missing_engine_diagnostics(plan: Plan, schedule: Schedule) -> list[Diagnostic]:
     """Return diagnostics for engines that a run needs and this machine lacks, with how to install them."""
     diagnostics = []
@@ -164,6 +172,32 @@ def missing_engine_diagnostics(plan: Plan, schedule: Schedule) -> list[Diagnosti
         span = next(spans, schedule.span)
         message, hint = f"the engine `{name}` is not installed", f"pip install '{engine(name).install}'"
         diagnostics.append(Diagnostic("E0913", message, span, hint))
+    return diagnostics
+
+
+def device_fault_diagnostics(
+    plan: Plan, schedule: Schedule, shapes: Mapping[str, Shape | UnsupportedModel]
+) -> list[Diagnostic]:
+    """Return diagnostics for models that an engine of a run cannot compute on the devices of this machine."""
+    kind, diagnostics = local_machine(0).kind, []
+    for group in plan.groups:
+        if group.engine in (HOST, CODE):
+            continue
+        lines = (line for line in schedule.placements if line.engine == group.engine)
+        spans = {work.model: line.option_span("engine") for line in lines for work in line.work}
+        for model in group.models:
+            shape = shapes.get(model)
+            faults = engine(group.engine).device_faults(shape, kind) if isinstance(shape, Shape) else []
+            hint = f"place it with `engine={embedded_engine().name}`, or take another model"
+            diagnostics += [
+                Diagnostic(
+                    "E0912",
+                    f"`{group.engine}` cannot compute `{model}` on a {kind.upper()}: there it {fault}",
+                    spans.get(model, schedule.span),
+                    hint,
+                )
+                for fault in faults
+            ]
     return diagnostics
 
 

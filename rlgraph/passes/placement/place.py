@@ -185,8 +185,11 @@ class _Placer:
 
     def can_hold_model(self, model: Model, engine: str, split: Mesh) -> bool:
         shape = self.shapes.get(model.name)
-        legal = isinstance(shape, Shape) and not layout_problems(shape, engine, split, cast(ModelKind, model.kind))
         spec = spec_of(engine)
+        legal = isinstance(shape, Shape) and not (
+            layout_problems(shape, engine, split, cast(ModelKind, model.kind))
+            or spec.device_faults(shape, self.machine.kind)
+        )
         if self.program.autocast_of_model(model) and (not spec.autocast or split.split_axes):
             return False
         anything = spec.every_model and not set(split.split_axes) & spec.misfits.keys()

@@ -20,6 +20,7 @@ from rlgraph.backends.worker.model_sources import model_spec, source_span
 from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
+from rlgraph.backends.worker.unread_parts import unread_part_warnings
 from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.catalog.models.configs import find_model_folder
 from rlgraph.catalog.models.families import parameter_count
@@ -31,6 +32,7 @@ from rlgraph.errors import RlgraphError, count_phrase
 from rlgraph.ir.graph import ConstructorCall, External, Model, Program
 from rlgraph.passes.compilation.compilation import Compilation
 from rlgraph.passes.compilation.compile import autocast_notes, resolve_auto_autocast, with_default_dtypes
+from rlgraph.passes.compilation.default_plan import unusable_engine_diagnostics
 from rlgraph.passes.placement.least_memory import least_bytes_of_all_ranks
 from rlgraph.runs.doctor.finding import Finding, finding_of, format_bytes
 from rlgraph.runs.doctor.machine import memory_bytes, model_cache_folder
@@ -77,6 +79,9 @@ def program_findings(compiled: Compilation) -> Iterator[Finding]:
     program = resolve_auto_autocast(program, processor_flags())
     for warning in compiled.diagnostics:
         yield finding_of(warning, "program")
+    if compiled.planned:
+        for problem in unusable_engine_diagnostics(compiled.plan, compiled.schedule, compiled.placed.shapes):
+            yield finding_of(problem, "engines")
     opened, workers = _Opened(), Workers()
     try:
         for outside in program.outside:
@@ -129,7 +134,7 @@ def _open(outside: External, compiled: Compilation, opened: _Opened, workers: Wo
     """Open a data source, a function or an environment."""
     args, options = outside.record.plain_arguments()
     spec = CallSpec(outside.record.name, args, options, outside.record.span, dict(outside.record.spans))
-    what = spec.span.covered_text
+    what = spec.span.covered_text or f"{spec.kind}(...)"  # A plan file has no text of it.
     if outside.kind == "data":
         source = open_source(spec, compiled.folders, workers)
         opened.readers[outside.name] = BatchReader(source, outside.name, 0)
@@ -175,7 +180,9 @@ def _model(program: Program, model: Model, compiled: Compilation, opened: _Opene
     shape = compiled.placed.shapes.get(model.name)
     size = f"{parameter_count(shape, spec.kind):,} parameters, " if isinstance(shape, Shape) else ""
     described = f"{size}{spec.dtype}, {len(codec.tokenizer):,} tokens in the vocabulary"
-    written = model.source.span.covered_text if isinstance(model.source, ConstructorCall) else f'"{model.source}"'
+    written = f'"{model.source}"'
+    if isinstance(model.source, ConstructorCall):
+        written = model.source.span.covered_text or f"{model.source.name}(...)"
     yield _weights(Finding("ok", model.name, f"{written}: {described}", "", ""), spec, shape, place)
 
 
@@ -232,6 +239,7 @@ def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
     for problem in [
         *empty_prompt_diagnostics(program, opened.readers, opened.models),
         *plain_prompt_warnings(program, opened.readers, opened.models, opened.environments),
+        *unread_part_warnings(program, opened.readers, opened.models, opened.environments),
         *try_turns(program, opened.readers, opened.models, opened.environments),
     ]:
         yield finding_of(problem, "prompts")

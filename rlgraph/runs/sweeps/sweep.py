@@ -87,8 +87,8 @@ class Sweep:
         begins: Callable[[int, PointResult], None],
         failed: Callable[[Iterable[Diagnostic]], None],
         overwrite: bool = False,
-    ) -> bool:
-        """Run what is not finished, and return whether it came to its end; Ctrl-C ends it after the point that is at
+    ) -> KeyboardInterrupt | None:
+        """Run what is not finished, and return what has interrupted it: Ctrl-C ends it after the point that is at
         work. A point that fails does not end it.
 
         display: returns what shows a point. begins: is told of every point before it begins. failed: is told why one
@@ -101,9 +101,9 @@ class Sweep:
                 continue
             try:
                 self._run_point(point, display, overwrite)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 self.save_table()
-                return False
+                return interrupt
             except RlgraphError as error:
                 self.errors[point] = error.diagnostics[0].message
                 failed(error.diagnostics)
@@ -113,7 +113,7 @@ class Sweep:
             # Models that only cycles refer to would be in a device's memory beside those of the next point.
             gc.collect()
             self.save_table()
-        return True
+        return None
 
     def _run_point(self, point: Point, display: Callable[[], Display], overwrite: bool) -> None:
         compiled, options, place = self.compiled(point), self.point_options(point), self.place(point)

@@ -24,6 +24,7 @@ from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.vllm.engine import VllmEngine
 from rlgraph.backends.engines.vllm.environment import import_vllm
+from rlgraph.backends.engines.vllm.spec import CPU_HEAD_SIZES
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.catalog.models.adapters import Adapters
@@ -709,6 +710,9 @@ def test_models_that_vllm_cannot_take() -> None:
 
     with pytest.raises(EngineError, match="family `gpt2`"):
         VllmEngine.open(ModelSpec("causal_lm", RandomWeights("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 1}, WORDS)))
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert CPUAttentionBackend.get_supported_head_sizes() == list(CPU_HEAD_SIZES)
     with pytest.raises(EngineError, match="heads of size .*this model's are 20") as refused:
         VllmEngine.open(ModelSpec("causal_lm", source(head_dim=20)))
     assert "engine=transformers" in refused.value.hint

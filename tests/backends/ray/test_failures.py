@@ -460,7 +460,7 @@ def test_two_runs_of_which_one_is_interrupted_and_one_killed(
         # Ray itself would end with its group, before the models are saved.
         os.killpg(runs[folder].pid, signal.SIGTERM)
         code, text = ended(runs[folder])
-        assert code == 130, text
+        assert code == 143, text
         assert "saved out/models/actor\ninterrupted after " in text
         assert (folder / "out" / "models" / "actor" / "config.json").is_file(), text
         assert runs[other].poll() is None

@@ -8,6 +8,7 @@ from rlgraph.backends.enginespec.memory import EngineMemory, ReservedCache
 from rlgraph.backends.enginespec.offload_overheads import OffloadOverheads
 from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.backends.enginespec.spec import EngineSpec
+from rlgraph.catalog.clusters.cluster import DeviceKind
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.errors import DISTRIBUTION
 
@@ -41,6 +42,35 @@ def _apart_faults(shape: Shape) -> list[str]:
     return faults
 
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""The sizes of attention heads for which vLLM 0.32 has a kernel on a CPU (`CPUAttentionBackend`)."""
+_CPU_LATENT = 512, 64
+"""The numbers that keys and values are made of, and those that rotate: for these alone vLLM has a kernel on a CPU."""
+_CPU_EXPERT_COLUMNS = 32
+"""The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
+
+
+def _device_faults(shape: Shape, kind: DeviceKind) -> list[str]:
+    """Return for what of a model vLLM has no kernel: it would only notice in its first step, or give no numbers."""
+    if kind != "cpu":
+        return []
+    faults, latent = [], shape.latent
+    if latent and (latent.keys, latent.turned) != _CPU_LATENT:
+        numbers, rotated = _CPU_LATENT
+        faults.append(
+            f"makes keys and values of {numbers} numbers a token, beside {rotated} that rotate, but this model has "
+            f"{latent.keys} and {latent.turned}"
+        )
+    if not latent and shape.head_dim not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        faults.append(f"has attention for heads of size {sizes}, but this model's are {shape.head_dim}")
+    if shape.experts and shape.hidden % _CPU_EXPERT_COLUMNS:
+        faults.append(
+            f"has experts for hidden sizes that {_CPU_EXPERT_COLUMNS} divides, but this model's is {shape.hidden}"
+        )
+    return faults
+
+
 SPEC = EngineSpec(
     name="vllm",
     opens="rlgraph.backends.engines.vllm.engine:open_rank",
@@ -49,6 +79,7 @@ SPEC = EngineSpec(
     axes=("dp", "ep", "tp"),
     columns=("tp", "ep"),
     misfits={"ep": _ep_misfits, "tp": _tp_misfits},
+    device_faults=_device_faults,
     experts=True,
     layout=layout,
     dtypes={"cpu": _DTYPES, "gpu": _DTYPES},

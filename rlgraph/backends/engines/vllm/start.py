@@ -15,6 +15,7 @@ from rlgraph.backends.engines.vllm.environment import all_reduce_by_nccl_only, h
 from rlgraph.backends.engines.vllm.experts import use_local_experts
 from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import lora_options
+from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.enginespec.memory import ReservedCache
 from rlgraph.backends.enginespec.registry import embedded_engine
 from rlgraph.catalog.models.shape import Shape
@@ -23,9 +24,6 @@ from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.cache_reservation import CacheSizingInput, cache_reservation, one_row_cache_bytes
 
 _EXECUTORS = "rlgraph.backends.engines.vllm.ranks"
-
-_EXPERT_COLUMNS = 32
-"""The hidden size has to be a multiple of this for vLLM's experts on a CPU."""
 
 _RESERVED = ReservedCache()
 _CPU_BLOCK = _RESERVED.cpu_block
@@ -38,8 +36,6 @@ _LATENT_ON_CPU: dict[str, Any] = {
     # vLLM's own kernel assumes contiguous queries, but here only their last numbers rotate.
     "compilation_config": {"custom_ops": ["-rotary_embedding"]},
 }
-_LATENT_SIZES = 512, 64
-"""The numbers that keys and values are made of, and those that rotate: for these alone vLLM has a kernel on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -182,31 +178,10 @@ def _group_experts() -> None:
 
 
 def _check_kernels(shape: Shape) -> None:
-    """Raise EngineError where vLLM has no CPU kernel for a model: vLLM itself would only notice in the first step, or
-    give no numbers."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    elsewhere = f"place it with `engine={embedded_engine().name}` here; on GPUs vLLM has what it needs"
-    sizes, latent = CPUAttentionBackend.get_supported_head_sizes(), shape.latent
-    if latent and (latent.keys, latent.turned) != _LATENT_SIZES:
-        numbers, rotated = _LATENT_SIZES
-        raise EngineError(
-            f"on a CPU vLLM makes keys and values of {numbers} numbers a token, beside {rotated} that rotate, but this "
-            f"model has {latent.keys} and {latent.turned}",
-            elsewhere,
-        )
-    if not latent and shape.head_dim not in sizes:
-        head_sizes = ", ".join(map(str, sizes))
-        raise EngineError(
-            f"on a CPU vLLM has attention for heads of size {head_sizes}, but this model's are {shape.head_dim}",
-            elsewhere,
-        )
-    if shape.experts and shape.hidden % _EXPERT_COLUMNS:
-        raise EngineError(
-            f"on a CPU vLLM has experts for hidden sizes that {_EXPERT_COLUMNS} divides, but this model's is "
-            f"{shape.hidden}",
-            elsewhere,
-        )
+    """Raise EngineError where vLLM has no CPU kernel for a model."""
+    if faults := SPEC.device_faults(shape, "cpu"):
+        hint = f"place it with `engine={embedded_engine().name}` here; on GPUs vLLM has what it needs"
+        raise EngineError(f"on a CPU vLLM {faults[0]}", hint)
 
 
 def _meeting_arguments(size: int, index: int, address: str | None, records_routes: bool = False) -> dict[str, Any]:

@@ -173,6 +173,7 @@ class Strategies:
             if component.work == "train":
                 capable &= config.optimizer.name in spec.optimizers
             capable &= spec.autocast or not config.autocast
+            capable &= not spec.device_faults(config.shape, kind)
             capable &= not component.replays_routes or spec.replays_routes
             capable &= not component.sums_jointly or spec.reads_jointly((), component.mixes)
             if config.shape.adapters and spec.adapters:

@@ -1,0 +1,148 @@
+"""This module finds what a row of the data has for a model that never reads it: messages, calls and tools that its chat
+template leaves out, and pictures or sounds, where only texts are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.plain_prompts import find_read_uses
+from rlgraph.backends.worker.prompt_limits import OpenedModel
+from rlgraph.columns import value_kind, value_or_none
+from rlgraph.conversations import (
+    Content,
+    Message,
+    OddRow,
+    example_of_format,
+    parse_content,
+    template_options_of,
+    tools_of,
+)
+from rlgraph.data import BatchReader
+from rlgraph.data.base import Row, Rows, numbered_rows
+from rlgraph.dsl.data_uses import PromptUse
+from rlgraph.dsl.lints import is_allowed
+from rlgraph.errors import Diagnostic
+from rlgraph.ir.graph import Program
+from rlgraph.user_code import Environment
+
+UNREAD_PART = "W0525"
+_MARK = re.compile(r"<([a-z_]+)>")
+"""Stands in a text where a picture or a sound of another column belongs: `<image>`."""
+_SYSTEM = ("system", "system_prompt")
+"""Columns that data have for what the system says before a conversation."""
+_ALLOWED = f"where that is meant, end the line with `# allow {UNREAD_PART}`"
+
+
+def unread_part_warnings(
+    program: Program,
+    readers: Mapping[str, BatchReader],
+    models: Mapping[str, OpenedModel],
+    environments: Mapping[str, Environment],
+) -> list[Diagnostic]:
+    """Return a warning for each model, each column of prompts or answers and each kind of what the model does not read
+    of it, by the first row that has one. Rows of a stream are passed over, which cannot be read ahead."""
+    found: dict[tuple[str, str, str], dict[str, Diagnostic]] = {}
+    for use in find_read_uses(program, readers, environments):
+        column = use.column if use.shape is None else " ".join(use.shape.columns)
+        key = use.source, column, program.original_model(program.model(use.model)).name
+        source = readers[use.source].source if use.source in readers else None
+        if key not in found and source is not None and isinstance(source.rows, Rows):
+            first = found[key] = {}
+            for hint, message in _unread(use, numbered_rows(source), models[use.model].engine.codec):
+                first.setdefault(hint, Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}"))
+    return [warning for first in found.values() for warning in first.values() if not is_allowed(warning)]
+
+
+def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> Iterator[tuple[str, str]]:
+    """Yield what is not read of rows, each with what to do about it."""
+    known: set[Any] = set()
+    for place, (number, row) in enumerate(rows):
+        contents, tools, options = _contents(use, row)
+        where = f"row {number:,} of `{use.source}`"
+        for content in contents:
+            for mark, column in _marked_columns(content, row):
+                hint = "leave such rows out, and the column"
+                yield hint, f"`{mark}` in {where} stands for what is in `{column}`, and `{use.model}` reads only texts"
+        for column in _SYSTEM:
+            if isinstance(said := row.get(column), str) and said.strip() and not _has_system(contents, said):
+                message = f"`{column}` of {where} is not read with `{use.column}`: no message of the system's has it"
+                yield (
+                    f"write it as a message, `system` and then the others, or leave the column `{column}` out",
+                    message,
+                )
+        if place == 0 and (name := next((name for name, value in row.items() if _is_picture(value)), "")):
+            message = f"the column `{name}` of `{use.source}` has pictures or sounds; `{use.model}` reads only texts"
+            yield "leave the column out", message
+        for messages in (content for content in contents if not isinstance(content, str)):
+            # Templates look at who speaks, at what comes before, and at what else a message has.
+            kinds = {*_transitions(messages, tools), *(("option", name) for name in options)}
+            if kinds <= known:
+                continue
+            known |= kinds
+            for part in codec.left_out_parts(messages, tools, options, asks=use.shape is None):
+                hint = f'take a template that writes it, `chat=chat(template="FILE.jinja")`, or {_instead(part)}'
+                yield hint, f"the chat template of `{use.model}` leaves out {part} of {where}"
+
+
+def _has_system(contents: Sequence[Content], said: str) -> bool:
+    """Return whether there is no conversation that lacks what the system said."""
+    chats = [content for content in contents if not isinstance(content, str)]
+    return all(any(said.strip() in str(message.get("content")) for message in messages) for messages in chats)
+
+
+def _instead(part: str) -> str:
+    """Return what can be written in the place of what a template leaves out."""
+    if part.startswith("the tool "):
+        return "describe the tools in the system's message, and leave the column `tools` out"
+    if part.startswith("the `"):
+        return "write it into the text, between `<think>` and `</think>` for example"
+    if part.startswith("the call "):
+        return "write the call into the text of the message"
+    return "write it as a message of the `user` or the `system`"
+
+
+def _contents(use: PromptUse, row: Row) -> tuple[list[Content], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return the texts and conversations that a model reads of a row, each as it is written, with the tools and the
+    options of the template. There are none in a row that cannot be used: whoever reads it says what is wrong."""
+    try:
+        tools, options = (tools_of(row), template_options_of(row)) if use.whole else ((), {})
+        if use.shape is None:
+            return [parse_content(value_or_none(row, use.column), use.column)], tools, options
+        example = example_of_format(row, use.shape, last=use.last, whole=use.whole)
+    except OddRow:
+        return [], (), {}
+    prompt, answer = example.prompt, example.answer
+    if prompt is None or isinstance(prompt, str) or isinstance(answer, str):
+        return [content for content in (prompt, answer) if content], tools, options
+    return [[*prompt, *answer]], tools, options
+
+
+def _transitions(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yield the kinds of messages, each with that of the one before."""
+    before: Any = bool(tools)
+    for message in messages:
+        kind = message["role"], frozenset(name for name, value in message.items() if value)
+        yield before, kind
+        before = kind
+
+
+def _marked_columns(content: Content, row: Row) -> Iterator[tuple[str, str]]:
+    """Yield marks in the texts of a row, each with the column of which it is the name, or the singular of it."""
+    texts = [content] if isinstance(content, str) else [message.get("content") for message in content]
+    for text in texts:
+        for name in _MARK.findall(text) if isinstance(text, str) and "<" in text else ():
+            yield from ((f"<{name}>", column) for column in (name, f"{name}s") if row.get(column))
+
+
+def _is_picture(value: Any) -> bool:
+    """Return whether a value is a file as bytes, an object or a list with some, or a picture of Pillow's."""
+    if isinstance(value, Mapping):
+        return any(map(_is_picture, value.values()))
+    if isinstance(value, list | tuple):
+        return bool(value) and _is_picture(value[0])
+    if isinstance(value, bytes | bytearray):
+        return True
+    return value_kind(value) == "other" and hasattr(value, "tobytes") and hasattr(value, "mode")
