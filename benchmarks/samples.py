@@ -61,7 +61,7 @@ def main() -> int:
     spent: list[float] = []
     for owner, name in ((StepRunner, "shown_samples"), (runs, "limit_samples"), (runs, "sample_lines")):
         setattr(owner, name, timed(getattr(owner, name), spent))
-    RunFolder.append_step = timed_difference(RunFolder.append_step, spent)  # type: ignore[method-assign]
+    RunFolder.append_step = timed_difference(RunFolder.append_step, spent)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "samples.rlf")
         program.write_text(PROGRAM)

@@ -57,6 +57,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import rlgraph
     from rlgraph.runs.backends import open_backend
     from rlgraph.runs.checkpoint import disk
+    from rlgraph.runs.checkpoint.outside_digests import file_digests
     from rlgraph.runs.checkpoint.saving import Saver
     from rlgraph.runs.folder import RunFolder
     from rlgraph.runs.observer import InterruptHandler, RunObserver
@@ -87,7 +88,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         models,
     ):
         backend: Any = opened
-        saver = Saver(saved, compiled, options, backend)
+        saver = Saver(saved, compiled, options, file_digests(compiled), backend)
         steps = backend.run_steps(len(turns) + 1)
         next(steps)
         gate = _Gate(backend.session)
@@ -154,7 +155,7 @@ def _room(backend: Any, place: Path, live: Any) -> int:
     state = backend.session.models["actor"]
     known = [
         *state.engine.tensors().values(),
-        *(x for kept in state.engine.moments().kinds.values() for x in kept.values()),
+        *(x for kept in state.engine.moments().tensors_by_kind.values() for x in kept.values()),
     ]
     kept = backend.hold_weights("actor")
     with live(known) as counted:

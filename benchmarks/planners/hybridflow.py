@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 
-from planners.caches import settled
-from planners.plans import Chosen, fastest_that_fit
-
+from benchmarks.planners.caches import settled
+from benchmarks.planners.plans import Chosen, fastest_that_fit
 from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import PlacementProblem
@@ -110,7 +109,7 @@ class _Algorithm1:
         found: dict[object, Option] = {}
         for option in settled(self.problem.options.all_options(self.problem.components[number], self.island, devices)):
             deployment = option.deployment
-            key = (deployment.copied(1), option.offload)
+            key = (deployment.with_replicas(1), option.offload)
             if deployment.tp <= self.island.per_node and (key not in found or deployment.dp > found[key].deployment.dp):
                 found[key] = option
         return list(found.values())

@@ -25,7 +25,7 @@ class Chosen:
         colocation = problem.make_colocation(self.blocks)
         syncs = [
             problem.pair_sync_seconds(
-                source,
+                (source, target),
                 self.options[source],
                 self.options[target],
                 colocation.pool_of_component[source] == colocation.pool_of_component[target],
