@@ -299,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         toy.make_model(0).save_pretrained(folder / "model")
-        toy.make_model(1, **JUDGE).save_pretrained(folder / "judge")
+        toy.make_judge(1, **JUDGE).save_pretrained(folder / "judge")
         for model in ("model", "judge"):
             toy.make_tokenizer().save_pretrained(folder / model)
         columns = (what, *COLUMNS)
