@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -78,7 +79,7 @@ def measured(triples: Iterator[Triple]) -> Iterator[tuple[Triple, float, float]]
     """Of those that fit the seconds that `compile` and `simulate` say."""
     for triple in triples:
         rows = parse_workload(triple.prompts, triple.answers, triple.kept)
-        given = {"schedule": triple.schedule, "cluster": triple.cluster, "workload": rows}
+        given: dict[str, Any] = {"schedule": triple.schedule, "cluster": triple.cluster, "workload": rows}
         try:
             made = rlgraph.compile((ALGORITHMS / f"{triple.program}.rlf").read_text(), triple.changes, **given)
         except ProgramError:

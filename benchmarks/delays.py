@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -330,7 +331,7 @@ def cluster() -> Iterator[None]:
     """Ray on this machine, with processes that are kept."""
     import ray
 
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         with Kept().in_use():
             yield

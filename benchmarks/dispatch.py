@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import logging
 import os
 import pstats
 import statistics
@@ -48,6 +49,7 @@ import ray
 import rlgraph
 from rlgraph.backends.distributed.transport import NodeRequest
 from rlgraph.backends.ray.backend import RayBackend
+from rlgraph.backends.ray.failures import CallContext
 from rlgraph.backends.ray.worker import Worker
 from rlgraph.backends.worker.session import Settings
 from rlgraph.ir.mesh import make_mesh
@@ -79,7 +81,6 @@ Way = Callable[[], object]
 """What is timed."""
 
 
-@ray.remote
 class Bare:
     """An actor that has nothing of ours."""
 
@@ -142,13 +143,9 @@ class Ours:
 
     def forget(self, count: int) -> None:
         """Lets the copies lack their rows again."""
-        self.backend.transport.dispatch.ledger.finish(self.frame.step)
-        ray.get(
-            [
-                self.backend.processes.call(("copies", rank), Worker.forget_step_except, self.frame.step, [])
-                for rank in range(count)
-            ]
-        )
+        self.backend.orders.dispatch.ledger.forget_step(self.frame.step)
+        asked = CallContext(tuple(("copies", rank) for rank in range(count)), "forgetting a step")
+        self.backend.processes.call_all(asked, Worker.forget_step_except, self.frame.step, [])
 
 
 def bare(actors: list[Any], other: Any) -> dict[str, Way]:
@@ -187,12 +184,13 @@ def main() -> None:
         num_cpus=64,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=1 << 30,
         runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
     )
     ours = Ours(max(options.workers))
-    other, actors = Bare.remote(), [Bare.remote() for _ in range(max(options.workers))]
+    bare_kind: Any = ray.remote(Bare)
+    other, actors = bare_kind.remote(), [bare_kind.remote() for _ in range(max(options.workers))]
     results = []
     try:
         for count in options.workers:

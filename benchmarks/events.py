@@ -108,13 +108,13 @@ class ShownAtOnce(Controlled):
     def shown_samples(self, frame: Frame) -> ShownSamples:
         answers, pack = self.processes.answers, self.processes.pack_rows
         answers[Worker.row_texts] = _texts
-        self.processes.pack_rows = _rows  # type: ignore[method-assign]
+        self.processes.pack_rows = _rows
         before, began = self.processes.seconds, time.thread_time()
         try:
             return super().shown_samples(frame)
         finally:
             self.sample_seconds += time.thread_time() - began - (self.processes.seconds - before)
-            self.processes.pack_rows = pack  # type: ignore[method-assign]
+            self.processes.pack_rows = pack
 
 
 _SENT: dict[tuple[str, int], bytes] = {}

@@ -186,6 +186,7 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
     import rlgraph
     from rlgraph.api.compiled import Compiled
     from rlgraph.backends.ray import backend
+    from rlgraph.backends.ray.failures import CallContext
     from rlgraph.backends.ray.worker import Worker
     from rlgraph.runs.run import Interrupted
 
@@ -200,11 +201,9 @@ def measured(given: argparse.Namespace, folder: Path) -> tuple[list[Grown], int,
     start = backend.start_processes
 
     def named(*args: Any, **options: Any) -> Any:
-        import ray
-
         found = start(*args, **options)
-        for who in found.who:
-            names[ray.get(found.call(who, Worker.pid))] = " ".join(map(str, who))
+        pids = found.call_all(CallContext(found.who, "naming processes"), Worker.pid)
+        names.update((pid, " ".join(map(str, who))) for who, pid in zip(found.who, pids, strict=True))
         return found
 
     backend.start_processes = named

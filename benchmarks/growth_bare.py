@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import sys
 import threading
@@ -52,8 +53,9 @@ def main() -> int:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     import ray
 
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    kind = ray.remote(concurrency_groups={"rows": 4})(Actor)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    remote: Any = ray.remote
+    kind = remote(concurrency_groups={"rows": 4})(Actor)
     one, other = (kind.options(num_cpus=0, enable_task_events=False).remote() for _ in range(2))
 
     def call() -> None:

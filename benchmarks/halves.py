@@ -46,7 +46,7 @@ def job(over: Mesh) -> dict[str, Any]:
     words = WordTokenizer(" ".join(f"t{number}" for number in range(60)))
     engine = MegatronEngine.open(ModelSpec("causal_lm", RandomWeights("llama", SIZES, words)), over)
     layers = engine.model.decoder.layers
-    packed = engine._pipeline._angles.packed_rows([TOKENS] * ROWS, None, torch.device("cpu"))
+    packed = engine._pipeline._angles.packed_rows([TOKENS] * ROWS, None, None, torch.device("cpu"))
     start, gradient = torch.randn(2, ROWS * TOKENS, 1, SIZES["hidden_size"])
     found: dict[str, list[tuple[int, float]]] = {"whole": [], "inputs": [], "weights": []}
 

@@ -550,10 +550,9 @@ def _load(compiled: Any) -> None:
     """What a run imports is there before processes fork. No gradient is taken here: torch could not in them."""
     from rlgraph.runs.backends import open_backend
     from rlgraph.runs.checkpoint.values import encode_value  # noqa: F401
-    from rlgraph.runs.observer import InterruptHandler
+    from rlgraph.runs.observer import InterruptHandler, RunObserver
     from rlgraph.runs.options import RunOptions
     from rlgraph.runs.progress import QuietDisplay
-    from rlgraph.runs.run import RunObserver
 
     with open_backend(compiled, RunOptions(threads=1), RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()))):
         pass

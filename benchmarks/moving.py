@@ -114,7 +114,7 @@ def made_here(count: int, shape: dict[str, int]) -> None:
     import toy
 
     tokenizer = toy.make_tokenizer()
-    actor, judge = toy.make_model(0, **shape), toy.make_model(1, **shape)
+    actor, judge = toy.make_model(0, **shape), toy.make_judge(1, **shape)
     countdown(actor, torch)
     for model, folder in ((actor, "actor"), (judge, "judge")):
         model.save_pretrained(folder)

@@ -74,7 +74,8 @@ def job(mesh: Mesh, dtype: str, count: int, times: int) -> tuple[list[float], fl
         if turn >= 2:
             seconds[turn % 2].append(time.perf_counter() - began)
         else:
-            gradients.append([weight.main_grad.clone() for each in engines for weight in each.tensors().values()])
+            weights: list[Any] = [weight for each in engines for weight in each.tensors().values()]
+            gradients.append([weight.main_grad.clone() for weight in weights])
     pairs = [(one, other) for one, other in zip(*gradients, strict=True) if one.any()]
     return list(map(statistics.median, seconds)), max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
 

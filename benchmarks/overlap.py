@@ -127,7 +127,7 @@ def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
             changes = {"base": folder / "model", "batch": options.prompts, "n": options.n, "tokens": options.new}
             trace = folder / f"trace-{len(seconds)}.json"
             # There is no word for it: who would want a copy that is empty?
-            DistributedBackend._together = joins if joined else lambda *of: False  # type: ignore[method-assign]
+            DistributedBackend._together = joins if joined else lambda *of: False
             with chdir(HERE / "peers"):
                 schedule = SCHEDULE.format(generates=options.generates) + more
                 made = rlgraph.compile(unlike(how), set=changes, schedule=schedule)
@@ -147,7 +147,7 @@ def flows(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
                 "beside": beside,
                 "age": run.metrics[-1].get("age"),
             }
-    DistributedBackend._together = joins  # type: ignore[method-assign]
+    DistributedBackend._together = joins
 
 
 def judged() -> str:
@@ -220,7 +220,7 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
     from rlgraph.passes.cost.cost import Cost
     from rlgraph.passes.cost.lengths import Lengths
     from rlgraph.passes.cost.predict import Predictor
-    from rlgraph.passes.cost.sampling import SamplingResult
+    from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult
     from rlgraph.passes.cost.workload import Workload
     from rlgraph.profiles.calibration import read_calibration
 
@@ -254,10 +254,10 @@ def predicted(options: argparse.Namespace, made: Compiled, took: Mapping[str, fl
             answers: Sequence[float],
             samples: int,
             copy: int,
-            *played: object,
+            played: EpisodeRows | None = None,
         ) -> SamplingResult:
             alone, factor = (
-                super().sampling_result(model, operation, prompts, answers, samples, copy, *played),
+                super().sampling_result(model, operation, prompts, answers, samples, copy, played),
                 times.get("generates", 1.0),
             )
             return SamplingResult(alone.cost.scaled(factor), [factor * end for end in alone.end_times])
@@ -299,7 +299,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         toy.make_model(0).save_pretrained(folder / "model")
-        toy.make_model(1, **JUDGE).save_pretrained(folder / "judge")
+        toy.make_judge(1, **JUDGE).save_pretrained(folder / "judge")
         for model in ("model", "judge"):
             toy.make_tokenizer().save_pretrained(folder / model)
         columns = (what, *COLUMNS)

@@ -9,7 +9,6 @@ takes as long however many devices there are, and longer with more ranks in a re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 PROMPT = 2048
 """Places of a padded prompt in verl's recipes of DAPO (`max_prompt_length`)."""
@@ -38,7 +37,7 @@ class Controller:
     join: float = 0.45
     """It joins the answers of one worker in each replica."""
 
-    def seconds(self, phase: Literal["logprobs", "train"], rows: int, answer: int, replicas: int, ranks: int) -> float:
+    def seconds(self, phase: str, rows: int, answer: int, replicas: int, ranks: int) -> float:
         """Return the seconds of a phase. answer: places of a padded one. ranks: of a replica, each with an answer."""
         place, of_prompt, of_answer = PLACE[phase]
         out = rows * (place * (PROMPT + answer) + of_prompt * PROMPT + of_answer * answer) / 1e9

@@ -24,20 +24,20 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from older_vllm import older_vllm
-from planners.fixed import deepspeed, nemo, openrlhf
-from planners.hybridflow import hybridflow
-from planners.problems import Case, PaperOptions
-from planners.real import real
-from planners.shapes import SHAPES, named
-
+from benchmarks.older_vllm import older_vllm
+from benchmarks.planners.fixed import deepspeed, nemo, openrlhf
+from benchmarks.planners.hybridflow import hybridflow
+from benchmarks.planners.problems import Case, PaperOptions
+from benchmarks.planners.real import real
+from benchmarks.planners.shapes import SHAPES, named
 from rlgraph.passes.placement.search.colocation import Blocks
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.options import Options
 from rlgraph.passes.placement.search.partitions import component_partitions
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.search import Search, SearchResult
+from rlgraph.passes.placement.search.search import Search
 
 SIZES = ("7B", "13B", "34B", "70B")
 DEVICES = (16, 32, 64, 96, 128)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,7 +168,7 @@ PLANS = {
 """Devices of the one pool; engine and split of training and reading, and of generation."""
 
 
-def schedule(case: Case, work: Mapping[str, Sequence[str]]) -> str:
+def schedule(case: Case, work: Mapping[str, Iterable[str]]) -> str:
     """`|`: generation has a pool of its own."""
     name = "transformers" if case.threads else case.plan.replace(" |", ",")
     devices, trains, split, samples, spread = PLANS[name]
@@ -356,7 +357,7 @@ def main() -> None:
     if not options.local:
         import ray
 
-        ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         data(Path(folder))
         trials = Trials(cases, Path(folder))

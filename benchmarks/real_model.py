@@ -234,7 +234,7 @@ def write_data(folder: Path) -> None:
     sums = [(a, b) for a in range(2, 10) for b in range(2, 10)]
     asked = [[{"role": "user", "content": f"What is {a}+{b}? Answer with just the number."}] for a, b in sums]
     said = [[[{"role": "assistant", "content": str(a + b + off)}] for a, b in sums] for off in (0, 1)]
-    tables = {
+    tables: dict[str, list[dict[str, Any]]] = {
         "sft": [{"messages": [*prompt, *right]} for prompt, right in zip(asked, said[0], strict=True)],
         "prompts": [{"prompt": prompt, "answer": str(a + b)} for prompt, (a, b) in zip(asked, sums, strict=True)],
         "preferences": [
@@ -321,8 +321,8 @@ def texts_of_transformers(folder: Path, prompts: list[Any]) -> list[str]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(*base_of(folder), dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(*base_of(folder), dtype=torch.float32)
     if (folder / "adapter_config.json").exists():
         from peft import PeftModel
 
@@ -372,7 +372,7 @@ def numbers_are_same(folder: Path, model: str) -> bool:
         f'step:\n    answer = encode(pairs, answer="chosen")\n    report number = mean({call})\n'
     )
     ours = rlgraph.compile(text).run(1, progress=False).metrics[0]["number"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     auto = "AutoModelForSequenceClassification" if head else "AutoModelForTokenClassification"
     judge = getattr(transformers, auto).from_pretrained(*base_of(folder), num_labels=1, dtype=torch.float32)
     if (folder / "adapter_config.json").exists():

@@ -33,10 +33,11 @@ warnings.filterwarnings("ignore")
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.multiprocessing.spawn import spawn
 
 from rlgraph.backends.engines.process_groups import connect_to_store, open_store
 from rlgraph.backends.exchange.exchange import ExchangeCost, TransferEndpoint
@@ -173,7 +174,7 @@ def planned(
         *sides, itemsize=DTYPE.itemsize, topology=Topology.one_per_device(range(WORLD)), bucket=bucket
     )
     links = dict.fromkeys(range(WORLD), SharedMemoryLink(mailbox, torch.device("cpu"))) if shared else {}
-    ends = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
+    ends: dict[str, Any] = {"source": sides[0].get(rank, ()), "destination": sides[1].get(rank, ())}
     end = TransferEndpoint(transfer, mailbox, **ends, dtype=DTYPE, links=links)
     held, needed = values(case.source, model, rank), values(case.destination, model, rank, empty=True)
 
@@ -300,13 +301,15 @@ def measure(run: Callable[[], Any], timed: Timed) -> None:
 def work(rank: int, address: str, size: Size, rounds: int, bucket: int) -> None:
     torch.set_num_threads(1)
     store = connect_to_store(address, 300)
-    dist.init_process_group("gloo", store=dist.PrefixStore("default", store), rank=rank, world_size=WORLD)
-    groups = {team: dist.new_group(team) for team in ((0, 1), (2, 3), (0, 2), (1, 3), (0, 2, 3), ALL)}
+    dist.init_process_group("gloo", store=PrefixStore("default", store), rank=rank, world_size=WORLD)
+    groups: dict[tuple[int, ...], Any] = {
+        team: dist.new_group(team) for team in ((0, 1), (2, 3), (0, 2), (1, 3), (0, 2, 3), ALL)
+    }
     mailbox = GlooLink(rank, range(WORLD), store)
     model = weights(size)
     for case in CASES:
         ours, least = planned(case, model, rank, mailbox, bucket)
-        ways = {
+        ways: dict[str, Any] = {
             "shared": planned(case, model, rank, mailbox, bucket, shared=True)[0],
             "planned": ours,
             "floor": floor(case, model, rank),
@@ -348,7 +351,7 @@ def main() -> None:
     asked = parser.parse_args()
     meeting = open_store("127.0.0.1")
     size = Size(asked.hidden, asked.layers, asked.ffn, asked.vocab)
-    torch.multiprocessing.spawn(work, (meeting.address, size, asked.rounds, asked.bucket << 20), nprocs=WORLD)
+    spawn(work, (meeting.address, size, asked.rounds, asked.bucket << 20), nprocs=WORLD)
 
 
 if __name__ == "__main__":

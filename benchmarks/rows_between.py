@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,11 @@ class MadeUp(worker.Worker):
         yield
         self.spent[what] += time.perf_counter() - began
 
-    def pack_parcel(self, wanted: list[Wish]) -> Wire:
+    def pack_parcel(self, wanted: Sequence[Wish]) -> Wire:
         with self.counts("packing"):
             return super().pack_parcel(wanted)
 
-    def store_arrived(self, order: RankRequest, arrived: list[Wire]) -> tuple[int, ...]:
+    def store_arrived(self, order: RankRequest, arrived: Sequence[Wire]) -> tuple[int, ...]:
         with self.counts("taking in"):
             came = super().store_arrived(order, arrived)
         self.spent["received bytes"] += sum(came)
@@ -118,7 +118,7 @@ class MadeUp(worker.Worker):
         return made
 
     def sampled(self, node: Node, frame: Frame) -> NodeOutput:
-        rows = frame.rows[node.outputs[0].type.axis.key]  # type: ignore[union-attr]
+        rows = frame.rows[node.outputs[0].type.axis.key]
         data = frame.values[node.inputs[1]].data
         random = torch.Generator().manual_seed(frame.step.number)
         lengths = torch.randint(self.longest // 2, self.longest + 1, (rows.size,), generator=random)
@@ -173,7 +173,7 @@ def between(rows: int, tokens: int, host: int, steps: int) -> dict[str, Any]:
         lines += f"pool host = {host} cpus\n"
     os.chdir(folder)
     watch = Watch()
-    cluster.Worker = MadeUp  # type: ignore[misc]
+    cluster.Worker = MadeUp
     text = PROGRAM.replace("ROWS", str(rows)).replace("TOKENS", str(tokens))
     made = rlgraph.compile(text, set={"base": folder}, schedule=lines)
     made.run(steps, threads=1, progress=False, on_event=watch, backend="ray")

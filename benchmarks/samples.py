@@ -61,7 +61,7 @@ def main() -> int:
     spent: list[float] = []
     for owner, name in ((StepRunner, "shown_samples"), (runs, "limit_samples"), (runs, "sample_lines")):
         setattr(owner, name, timed(getattr(owner, name), spent))
-    RunFolder.append_step = timed_difference(RunFolder.append_step, spent)  # type: ignore[method-assign]
+    RunFolder.append_step = timed_difference(RunFolder.append_step, spent)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "samples.rlf")
         program.write_text(PROGRAM)
@@ -72,6 +72,7 @@ def main() -> int:
             chosen.steps, out=Path(folder, "run"), backend=chosen.backend, keep_samples=chosen.keep, progress=False
         )
     # Of each step four times were noted; the first steps warm up.
+    assert len(spent) == 4 * chosen.steps, spent
     samples = [sum(spent[4 * at : 4 * at + 4]) for at in range(chosen.steps)][2:]
     steps = [record["seconds"] for record in run.metrics][2:]
     step, cost = statistics.median(steps), statistics.median(samples)
@@ -95,8 +96,8 @@ def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any
 def timed_difference(write: Callable[..., None], spent: list[float]) -> Callable[..., None]:
     """Return the writing of a step, with the seconds that its samples add appended to a list."""
 
-    def run(folder: RunFolder, record: Any, trace: Any = None, samples: Any = ()) -> None:
-        write(folder, record, trace, samples)
+    def run(folder: RunFolder, record: Any, trace: Any = None, samples: Any = (), event: str = "") -> None:
+        write(folder, record, trace, samples, event)
         began = time.perf_counter()
         with tempfile.TemporaryFile("w") as file:
             file.writelines(f"{line}\n" for line in samples)

@@ -32,7 +32,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from rlgraph.backends.engines.roles import EmbeddedEngine
+    from rlgraph.backends.local.backend import LocalBackend
+    from rlgraph.backends.worker.session import Session
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -55,8 +60,10 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
 
     import rlgraph
+    from rlgraph.backends.local.backend import LocalBackend
     from rlgraph.runs.backends import open_backend
     from rlgraph.runs.checkpoint import disk
+    from rlgraph.runs.checkpoint.outside_digests import file_digests
     from rlgraph.runs.checkpoint.saving import Saver
     from rlgraph.runs.folder import RunFolder
     from rlgraph.runs.observer import InterruptHandler, RunObserver
@@ -83,11 +90,11 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     turns = [*["nothing"] * 2, *(way for _ in range(given.rounds) for way in source.sample(WAYS, len(WAYS)))]
     saved = RunFolder.claim_folder(folder / "run")
     with open_backend(compiled, options, RunObserver(QuietDisplay(), InterruptHandler(QuietDisplay()))) as (
-        opened,
+        backend,
         models,
     ):
-        backend: Any = opened
-        saver = Saver(saved, compiled, options, backend)
+        assert isinstance(backend, LocalBackend)
+        saver = Saver(saved, compiled, options, file_digests(compiled), backend)
         steps = backend.run_steps(len(turns) + 1)
         next(steps)
         gate = _Gate(backend.session)
@@ -138,7 +145,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 class _Gate:
     """Counts how long updates wait before they change a model."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Session) -> None:
         self.seconds = 0.0
         self._changing = session.prepare_weight_change
         session.prepare_weight_change = self.changing
@@ -149,17 +156,18 @@ class _Gate:
         self.seconds += time.perf_counter() - began
 
 
-def _room(backend: Any, place: Path, live: Any) -> int:
+def _room(backend: LocalBackend, place: Path, live: Any) -> int:
     """Bytes of tensors that are made while the model is written."""
-    state = backend.session.models["actor"]
+    engine = cast("EmbeddedEngine", backend.session.models["actor"].engine)
     known = [
-        *state.engine.tensors().values(),
-        *(x for kept in state.engine.moments().kinds.values() for x in kept.values()),
+        *engine.tensors().values(),
+        *(x for each in engine.moments().tensors_by_kind.values() for x in each.values()),
     ]
     kept = backend.hold_weights("actor")
+    assert kept is not None
     with live(known) as counted:
-        kept.begin(place)
-        kept.end()
+        kept.begin_writing(place)
+        kept.wait_written()
     peak: int = counted.peak
     return peak
 

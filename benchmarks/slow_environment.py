@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 from collections import defaultdict
@@ -144,7 +145,7 @@ def main() -> None:
     if options.ray:
         import ray
 
-        ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init("local", num_cpus=32, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     calibration = (
         read_calibration(options.calibration)
         if options.calibration

@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +34,7 @@ CLUSTERS = (
     "4x8:h800-80gb + 8x8:h20-96gb ~ 80Gb/s, 5ms",
     "4x8:h800-80gb + 8x8:h20-96gb ~ 10Gb/s, 5ms",
 )
-GOALS = ("time", "cost")
+GOALS: tuple[Literal["time", "cost"], ...] = ("time", "cost")
 HEAD = """| model | machines | for the least | training on, generating on | step, s | $ a step | rows a dollar |
 |---|---|---|---|--:|--:|--:|"""
 
@@ -50,7 +50,7 @@ def rows(models: tuple[str, ...] = MODELS) -> Iterator[dict[str, Any]]:
 
 
 @older_vllm()
-def row(model: str, cluster: str, goal: str) -> dict[str, Any]:
+def row(model: str, cluster: str, goal: Literal["time", "cost"]) -> dict[str, Any]:
     lengths = parse_workload(PROMPTS, ANSWERS, 1.0)
     made = rlgraph.compile(PROGRAM, {"base": f'"{model}"'}, cluster=cluster, workload=lengths, minimize=goal)
     choice = made.choice

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-
-from asynchrony import EXPERIMENTS, Case, Experiment
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rlgraph
+from benchmarks.asynchrony import EXPERIMENTS, Case, Experiment
 from rlgraph.explain.simulation import Simulation
 
 WHO = ("verl", "verl_fully", "streamrl")

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from rlgraph.api.compiled import Compiled
     from rlgraph.passes.cost.batch import Batch
     from rlgraph.passes.cost.cost import Cost
+    from rlgraph.passes.cost.fused_pipelines import FusedPipeline
     from rlgraph.passes.cost.lengths import Lengths
-    from rlgraph.passes.cost.sampling import SamplingResult
+    from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -83,14 +84,24 @@ class Toy:
     def work_cost(self, model: str, operation: str, batches: Sequence[Batch], copies: int | None = None) -> Cost:
         return _cost(self.scoring * sum(batch.rows for batch in batches) / (copies or COPIES))
 
-    def sampled(
-        self, model: str, operation: str, prompts: Sequence[float], answers: Sequence[float], samples: int, copy: int
+    def fused_pipeline(self, works: Sequence[tuple[str, Sequence[Batch]]]) -> FusedPipeline:
+        raise NotImplementedError("nothing is trained here")
+
+    def sampling_result(
+        self,
+        model: str,
+        operation: str,
+        prompts: Sequence[float],
+        answers: Sequence[float],
+        samples: int,
+        copy: int,
+        played: EpisodeRows | None = None,
     ) -> SamplingResult:
         from rlgraph.passes.cost.sampling import ContinuousBatch, SamplingPace, SamplingResult
 
-        copy, pace = ContinuousBatch(), SamplingPace(0.0, READ * fmean(prompts), self.slots, _step)
-        copy.join(0.0, pace, answers)
-        [ends] = copy.ends()
+        rows, pace = ContinuousBatch(), SamplingPace(0.0, READ * fmean(prompts), self.slots, _step)
+        rows.add_call(0.0, pace, answers)
+        [ends] = rows.row_end_times()
         return SamplingResult(_cost(max(ends)), ends, pace)
 
     def host_work_cost(self, op: str, count: float) -> Cost:
@@ -135,7 +146,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="of a measured step")
     asked = parser.parse_args()
     if asked.measured:
-        from moving import measured
+        from benchmarks.moving import measured
 
         print(f"{'plan':>12} {'step':>8} {'speedup':>8} {'apart':>8}")
         whole = 0.0

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import logging
 import os
 import statistics
 import sys
@@ -131,7 +132,7 @@ class End:
             tensors = self.engine.tensors()
             moved = self.links.run_exchange("planned", *((tensors, {}) if self.trains else ({}, tensors)), None)
             if not self.trains:
-                self.engine.weights_were_written()
+                self.engine.note_weights_written()
         return grown.seconds, moved.sent_bytes, grown.bytes + moved.peak_buffer_bytes
 
     def pack(self) -> Any:
@@ -140,14 +141,14 @@ class End:
             self.parcels.open({place: [] for place in range(TRAINERS, PLACES)})
             moved = self.stored.run(self.engine.tensors(), {})
             packs = [[each.numpy() for each in self.parcels.by_peer[place]] for place in range(TRAINERS, PLACES)]
-        return (*packs, (grown.seconds, moved.sent, grown.bytes + moved.peak))
+        return (*packs, (grown.seconds, moved.sent_bytes, grown.bytes + moved.peak_buffer_bytes))
 
     def unpack(self, *packs: Any) -> tuple[float, int, int]:
         with Grown() as grown:
             self.parcels.open({place: [torch.from_numpy(each) for each in pack] for place, pack in enumerate(packs)})
             moved = self.stored.run({}, self.engine.tensors())
-            self.engine.weights_were_written()
-        return grown.seconds, 0, grown.bytes + moved.peak
+            self.engine.note_weights_written()
+        return grown.seconds, 0, grown.bytes + moved.peak_buffer_bytes
 
     def gather(self, loader: str) -> tuple[float, int, int]:
         mailbox = self.links._mailboxes["all"]
@@ -198,7 +199,7 @@ class End:
             runner.reload_weights(weights_iterator=arriving())
         else:
             runner.model.load_weights(arriving())
-        self.engine.weights_were_written()
+        self.engine.note_weights_written()
 
 
 class Parcels:
@@ -333,12 +334,12 @@ def main() -> None:
         num_cpus=PLACES,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=2 << 30,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:2]), "OMP_NUM_THREADS": "1"}},
     )
     try:
-        ends = [ray.remote(End).remote(place, spec) for place in range(PLACES)]
+        ends: list[Any] = [ray.remote(End).remote(place, spec) for place in range(PLACES)]
         meeting = ray.get(ends[0].address.remote())
         layouts = ray.get([end.open.remote(meeting) for end in ends])
         sides = dict(enumerate(layouts[:TRAINERS])), dict(enumerate(layouts[TRAINERS:], TRAINERS))

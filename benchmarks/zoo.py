@@ -111,7 +111,7 @@ def curve(name: str, text: str, start: Path, out: Path, steps: int) -> list[floa
     """Return the mean reward of the samples of every step."""
     batch = SAMPLES // 8 if re.search(r"\bn=\w", text) else SAMPLES
     data = f'python("{EXAMPLE / "tasks.py"}:words", split="train", size=2000, batch={batch})'
-    changed = {"base": start, "prompts": data, "correct": "reasoning_gym()"}
+    changed: dict[str, str | float | bool | Path] = {"base": start, "prompts": data, "correct": "reasoning_gym()"}
     changed |= {rate: "2e-4" for rate in re.findall(r"^param (rate)\b", text, re.MULTILINE)}
     changed |= {rate: "5e-4" for rate in re.findall(r"^param (rate_v)\b", text, re.MULTILINE)}
     run = rlgraph.compile(text, set=changed, name=f"{name}.rlf").run(

@@ -27,8 +27,8 @@ def rows(setting: Setting) -> Iterator[Row]:
             with TemporaryDirectory() as folder:
                 out = Path(folder) / "out.jsonl"
                 more = ["--algo", "grpo"] if name.startswith("trl") else []
-                command = [sys.executable, PEERS / name, "--device", setting.device, "--threads", "1"]
-                subprocess.run([*command, "--steps", steps, "--out", out, *more], check=True, stdout=sys.stderr)
+                command = [sys.executable, str(PEERS / name), "--device", setting.device, "--threads", "1"]
+                subprocess.run([*command, "--steps", steps, "--out", str(out), *more], check=True, stdout=sys.stderr)
                 rates.append(json.loads(out.read_text())["samples_per_s"])
     trl, ours = (statistics.median(rates) for rates in found.values())
     yield Row("TRL", trl, "samples/s")

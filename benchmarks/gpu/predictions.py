@@ -22,7 +22,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         raise Skipped("it has one size")
     with TemporaryDirectory() as folder:
         saved = str(Path(folder) / "here.json")
-        command = [sys.executable, PROGRAM, "--local", "--save", saved]
+        command = [sys.executable, str(PROGRAM), "--local", "--save", saved]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     print(told, file=sys.stderr)
     errors = []

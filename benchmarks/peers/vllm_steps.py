@@ -39,7 +39,7 @@ from vllm.inputs import TokensPrompt
 from vllm.model_executor.layers.sampler import Sampler
 from vllm.worker.worker import Worker
 
-MODEL = {
+MODEL: dict[str, Any] = {
     **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "bfloat16", "vocab_size": 1024},
     **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "max_position_embeddings": 8192},
     **{"num_attention_heads": 14, "num_key_value_heads": 2, "use_sliding_window": False, "max_window_layers": 24},
@@ -133,7 +133,7 @@ def engine() -> LLMEngine:
     vllm.engine.arg_utils.DeviceConfig = lambda device: OnNoDevice()
     folder = tempfile.mkdtemp()
     (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-    options = {"skip_tokenizer_init": True, "max_model_len": 8192, "max_num_seqs": 256}
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 8192, "max_num_seqs": 256}
     config = vllm.engine.arg_utils.EngineArgs(model=folder, **options).create_engine_config()
     return LLMEngine(**config.to_dict(), executor_class=Executor, log_stats=True)
 

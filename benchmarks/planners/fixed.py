@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from planners.caches import settled
-
+from benchmarks.planners.caches import settled
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost import decoding, work
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
@@ -193,8 +192,9 @@ def _zero(problem: PlacementProblem, component: Component, devices: int) -> Iter
             deployment = Deployment("megatron", island, make_mesh(devices), rows * WIDTH, recompute)
             seconds, active = [], 0.0
             for op, batches in component.operation_batches(problem.tasks):
-                kind = "train" if op == "train" else "forward"
-                passes = latency_model(kind, component.config, deployment, constants, batches)
+                passes = latency_model(
+                    "train" if op == "train" else "forward", component.config, deployment, constants, batches
+                )
                 mine = sum(batch.rows_of_fullest_replica(devices) for batch in batches)
                 sent = gather * (3 if op == "train" else 1) * passes.micro_batch_count(mine)
                 update = (

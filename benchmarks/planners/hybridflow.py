@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 
-from planners.caches import settled
-from planners.plans import Chosen, fastest_that_fit
-
+from benchmarks.planners.caches import settled
+from benchmarks.planners.plans import Chosen, fastest_that_fit
 from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import PlacementProblem

@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from math import exp, inf
 
-from planners.caches import settled
-from planners.plans import Chosen
-
+from benchmarks.planners.caches import settled
+from benchmarks.planners.plans import Chosen
 from rlgraph.passes.placement.search.colocation import PartitionBlock
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.partitions import allowed_pool_sizes

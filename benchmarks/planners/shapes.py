@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlgraph.passes.placement.search.colocation import Blocks
+from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import PlacementProblem
-from rlgraph.passes.placement.search.search import SearchResult
 
 
 def models(problem: PlacementProblem, blocks: Blocks) -> list[set[str]]:
