@@ -204,7 +204,7 @@ class _Placer:
         yield from shared_process_errors(self.program, placed, self.schedule, self.shapes)
         yield from routing_errors(self.program, placed, self.shapes)
         yield from support_errors(self.program, placed)
-        seen, reported = set(), set[str]()
+        seen, checked, reported = set(), set(), set[str]()
         for (name, operation), key in self.keys.items():
             pin = self.pinned_placement(name, operation)
             spec = spec_of(key.engine)
@@ -213,9 +213,12 @@ class _Placer:
                 message = f"two lines say how `{name}` computes attention where `{key.engine}` has it once"
                 related = (Related(other.option_span("attention"), "the other one"),)
                 yield Diagnostic("E0905", message, pin.option_span("attention"), "keep one of them", related)
-            if pin and (name, key) not in seen:
-                seen.add((name, key))
+            if pin and (name, key, pin.gather) not in seen:
+                # Lines that place the model's other work on the same ranks say nothing of its parameters.
+                seen.add((name, key, pin.gather))
                 yield from _ungathered(name, key.mesh, pin)
+            if pin and (name, key) not in checked:
+                checked.add((name, key))
                 check = self.axis_errors if spec.every_model else self.engine_errors
                 yield from check(self.program.model(name), key, pin)
 

@@ -24,6 +24,8 @@ from rlgraph.passes.compilation.fewer_nodes import SIZES, no_slower_than_on_fewe
 from rlgraph.passes.compilation.overlap_simulation import simulate_step_seconds
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_below, choose_placement
 
+pytestmark = pytest.mark.usefixtures("quick_rows")
+
 Models = dict[str, str | float | bool | Path]
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"

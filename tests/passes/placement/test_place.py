@@ -131,7 +131,8 @@ def test_one_device_if_nothing_is_said() -> None:
         (("transformers", "megatron"), "", "gpu", {"transformers", "megatron"}),
         (ALL, ', dtype="float64"', "gpu", {"transformers"}),
         (ALL, ', dtype="bfloat16"', "gpu", {"megatron", "vllm"}),
-        (ALL, ', dtype="bfloat16"', "cpu", {"transformers", "vllm"}),
+        # On a CPU vLLM has no attention for heads so small.
+        (ALL, ', dtype="bfloat16"', "cpu", {"transformers"}),
     ],
 )
 def test_defaults_take_the_engines_that_are_there_and_fit(
