@@ -135,16 +135,17 @@ def _predicted(experiment: Experiment) -> float:
         differs: dict[str, Any] = dict(experiment.differs)
         transfers = replace(default_constants(cluster.islands[0].device.kind), **differs)
         predictor = Predictor(made.plan, model_configs(made), cluster, transfers)
-        ends = (made.plan.group_of_role("actor", operation).name for operation in ("train", "generate"))
-        return predictor.weight_sync_cost("actor", *ends).seconds
+        source, target = (made.plan.group_of_role("actor", operation).name for operation in ("train", "generate"))
+        return predictor.weight_sync_cost("actor", source, target).seconds
     group = made.plan.owner("actor").name
     held = ModelHolding("actor", group, micro_tokens=experiment.micro_tokens, recompute=experiment.recompute)
     plan = replace(made.plan, holdings=(held,))
     constants = default_constants(cluster.islands[0].device.kind)
     constants = replace(constants, uneven=0.0) if experiment.even else constants
     measured = made.plan.owner("actor").engine
+    differing: dict[str, Any] = dict(experiment.differs)
     rates = {
-        (engine, kind): replace(each, **experiment.differs) if engine == measured else each
+        (engine, kind): replace(each, **differing) if engine == measured else each
         for (engine, kind), each in constants.rates.items()
     }
     configs = {

@@ -138,11 +138,11 @@ def table(known: dict[Case, dict[str, Any]]) -> Iterator[str]:
     late = f"> {BAR_S:.0f} s"
     yield f"{'devices':>8} {'plans':>6} {'refused':>8} {'none':>5} {'median s':>9} {'most s':>7} {late:>7}"
     for devices in sorted({case[1] for case in known}):
-        said = [answers for case, answers in known.items() if case[1] == devices]
-        seconds = [answers["seconds"] for answers in said]
+        those = [answers for case, answers in known.items() if case[1] == devices]
+        seconds = [answers["seconds"] for answers in those]
         yield (
-            f"{devices:>8,} {sum('step_s' in one for one in said):>6} {sum('refused' in one for one in said):>8} "
-            f"{sum('none' in one for one in said):>5} {median(seconds):>9.2f} {max(seconds):>7.1f} "
+            f"{devices:>8,} {sum('step_s' in one for one in those):>6} {sum('refused' in one for one in those):>8} "
+            f"{sum('none' in one for one in those):>5} {median(seconds):>9.2f} {max(seconds):>7.1f} "
             f"{sum(one > BAR_S for one in seconds):>7}"
         )
     yield "\nthe slowest:"

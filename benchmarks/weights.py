@@ -45,6 +45,7 @@ from rlgraph.backends.engines.process_groups import RendezvousStore, join_proces
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights
 from rlgraph.backends.engines.tokenizers import WordTokenizer
 from rlgraph.backends.exchange.exchange import TransferEndpoint
+from rlgraph.backends.exchange.mailbox import GlooLink, MessageKind, WholeMessage
 from rlgraph.backends.ray.transfer_ends import Links
 from rlgraph.ir.layout import LocalTensor, TensorPiece
 from rlgraph.ir.mesh import make_mesh
@@ -96,13 +97,13 @@ class End:
 
     def prepare(self, address: str, transfer: Transfer, layouts: list[tuple[LocalTensor, ...]]) -> None:
         self.layouts = layouts
-        ends = {"source" if self.trains else "destination": layouts[self.place]}
+        ends: dict[str, Any] = {"source" if self.trains else "destination": layouts[self.place]}
         self.links.join_link("all", self.place, PLACES, address)
         self.links.prepare_exchange(
             "all", "planned", transfer, ends.get("source", ()), ends.get("destination", ()), torch.float32
         )
         self.parcels = Parcels(self.place)
-        self.stored = TransferEndpoint(transfer, self.parcels, **ends)  # type: ignore[arg-type]
+        self.stored = TransferEndpoint(transfer, self.parcels, **ends)
 
     # What the trainer's weights are
 
@@ -202,8 +203,8 @@ class End:
         self.engine.note_weights_written()
 
 
-class Parcels:
-    """Stands in for a mailbox: what is sent is kept, what is received was there before."""
+class Parcels(GlooLink):
+    """A mailbox that reaches nobody: what is sent is kept, what is received was there before."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -212,16 +213,16 @@ class Parcels:
     def open(self, by_peer: dict[int, list[Tensor]]) -> None:
         self.by_peer = by_peer
 
-    def send(self, message: Tensor, to: int) -> Parcel:
+    def send(self, message: Tensor, to: int, kind: MessageKind = MessageKind.WHOLE) -> Parcel:
         self.by_peer[to].append(message.clone())
         return Parcel(message)
 
-    def receive(self, message: Tensor, source: int) -> Parcel:
+    def receive(self, message: Tensor, source: int, kind: MessageKind = MessageKind.WHOLE) -> Parcel:
         message.view(-1).copy_(self.by_peer[source].pop(0).view(-1))
         return Parcel(message)
 
 
-class Parcel:
+class Parcel(WholeMessage):
     def __init__(self, message: Tensor) -> None:
         self.message = message
 

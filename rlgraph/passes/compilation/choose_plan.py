@@ -85,7 +85,11 @@ def choose_plan(program: Program, schedule: Schedule, folders: SearchFolders, ta
     if target.stream and may_stream:
         from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
-        return with_best_streamed_tables(choice, ends)
+        choice = with_best_streamed_tables(choice, ends)
+    if choice.problem.staleness_steps and not streamed_tables(schedule):
+        from rlgraph.passes.compilation.fewer_nodes import fewer_nodes_in_flight
+
+        choice = fewer_nodes_in_flight(choice, ends, target.stream and may_stream)
     return choice
 
 

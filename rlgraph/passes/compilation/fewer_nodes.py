@@ -18,6 +18,16 @@ from rlgraph.passes.placement.search.progress import OutOfTime
 SLOWER = 0.1
 """The share by which the best plan on fewer nodes may be slower by the timetable to be looked at."""
 
+PARTS = (16, 4)
+"""Where steps overlap, the shares of the nodes on which plans are looked for, until one is no slower than that: on many
+nodes a plan has more replicas than keep up with each other, and to try every number takes seconds."""
+
+BEHIND = 0.15
+"""The share by which such a plan may be slower by the timetable to be simulated."""
+
+FEW_NODES = 16
+"""The nodes from which on that is done."""
+
 SIZES = 4
 """How many numbers of nodes are simulated: the fewest on which a plan is no slower than that, and the next ones."""
 
@@ -39,6 +49,30 @@ def no_slower_than_on_fewer_nodes(choice: PlacementChoice, ends: float) -> Place
     except (OutOfTime, ChoiceInterrupted):
         pass
     return best
+
+
+def fewer_nodes_in_flight(choice: PlacementChoice, ends: float, may_stream: bool) -> PlacementChoice:
+    """Return a choice of a plan whose steps overlap, or the best plan on a share of the nodes, if the simulator says
+    that it is better. ends: the monotonic time at which to stop searching. may_stream: whether tables may stream that
+    no line names."""
+    least, (island, *others) = simulated_objective_value(choice), choice.question.cluster.islands
+    if least is None or others or island.nodes < FEW_NODES:
+        return choice
+    try:
+        for parts in PARTS:
+            other = choose_before_deadline(ends, replace(choice.question, most_nodes=island.nodes // parts))
+            if other is None or other.search_result.value > (1 + BEHIND) * choice.search_result.value:
+                continue
+            tried = simulate_choice(other, least)
+            if may_stream:
+                from rlgraph.passes.compilation.streaming import with_best_streamed_tables
+
+                tried = with_best_streamed_tables(tried, ends)
+            value = simulated_objective_value(tried)
+            return choice if value is None or value >= least else adapt_to_first_query(tried, choice)
+    except (OutOfTime, ChoiceInterrupted):
+        pass
+    return choice
 
 
 def _on_fewer_nodes(choice: PlacementChoice, ends: float) -> Iterator[PlacementChoice]:

@@ -18,7 +18,7 @@ from rlgraph.passes.compilation.overlap_simulation import (
 from rlgraph.passes.compilation.stream_blocks import STEPS, with_best_block_sizes
 from rlgraph.passes.compilation.tails import with_best_tail_moves
 from rlgraph.passes.placement.choose import PlacementChoice
-from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value
+from rlgraph.passes.placement.next_best_plans import ideal_streaming_objective_value, streamed_tables
 from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.problem import PlacementProblem
@@ -29,6 +29,10 @@ TAILS = 0.05
 STREAMED, MOVED = 0.05, 0.35
 """The share by which a step may be shorter than if all streaming work began with the first rows: where rows stream,
 since both estimates are approximate, and where the last rows move, since devices are free earlier."""
+
+
+LATE = 0.1
+"""The share by which a plan may be slower than the best one by the timetable, where steps overlap, to be simulated."""
 
 
 def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice) -> PlacementChoice:
@@ -47,7 +51,7 @@ def choose_by_simulation(first: PlacementChoice, *others: PlacementChoice) -> Pl
 
     # Plans with nothing open come first: they need one simulation, and may rule out others.
     for choice in sorted(candidates, key=_open):
-        if best is not None and _hopeless(choice, least):
+        if best is not None and _hopeless(choice, first, least):
             continue
         try:
             tried = simulate_choice(choice, least)
@@ -71,14 +75,22 @@ def _open(choice: PlacementChoice) -> bool:
     return any(line.is_undecided for line in schedule.streams) or any(line.is_undecided for line in schedule.tails)
 
 
-def _hopeless(choice: PlacementChoice, least: float) -> bool:
-    """Return whether no blocks or tails can make a plan as good as `least`; false where steps overlap, when it is
-    unknown."""
-    if choice.question.sequential_steps or choice.problem.staleness_steps:
-        return False
+def _hopeless(choice: PlacementChoice, first: PlacementChoice, least: float) -> bool:
+    """Return whether no blocks or tails can make a plan as good as `least`; where steps overlap whether it is slower
+    than the first one by `LATE` by the timetable, and nothing streams or moves."""
+    if first.problem.staleness_steps:
+        streams = streamed_tables(choice.question.schedule)
+        return not streams and _steady_value(choice, first) > (1 + LATE) * first.search_result.value
     return (1 - (MOVED if choice.question.schedule.tails else STREAMED)) * ideal_streaming_objective_value(
         choice
     ) >= least
+
+
+def _steady_value(choice: PlacementChoice, first: PlacementChoice) -> float:
+    """Return what is minimized of a plan, as an answer to the first one's question; in one pool no steps overlap."""
+    if len(choice.search_result.blocks) == 1 and choice.question.sequential_steps:
+        return choice.search_result.value
+    return adapt_to_first_query(choice, first).search_result.value
 
 
 def simulate_choice(

@@ -99,6 +99,8 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
     small, ends = is_small(problem, question), monotonic() + question.search_seconds
     problems = decomposed_problems(replace(question, offload=False))[1] if small else [problem]
     together = Decompositions(problems) if len(problems) > 1 else None
+    # A search that has ended with its work leaves none for another one: only the bound is told.
+    tired = not small and problem.options.work_done > _most_work(question).near
     try:
         could, bound = partitions_worth_offloading(
             problems[0],
@@ -109,8 +111,9 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
             question.search_seconds,
             fuse_mode(problem, question),
             question.control,
-            _most_work(question, LESS_WORK),
+            _most_work(question, LESS_WORK / 2 if tired else LESS_WORK),
             together,
+            tired,
         )
     except OutOfTime:
         # Nothing is proven of them.
@@ -119,8 +122,8 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
     bound = min(found.bound, bound, *(least for blocks, least in could.items() if blocks not in only))
     awake = replace(awake, search_result=replace(found, bound=bound))
     seconds = question.control.remaining_seconds(ends)
-    if not only or seconds <= 0:
-        return awake
+    if not only or seconds <= 0 or tired:
+        return replace(awake, search_result=replace(found, bound=min([bound, *could.values()])))
     # What the first search has left of its work.
     share = max(LESS_WORK, 1 + LESS_WORK - problem.options.work_done / MOST_WORK)
     offloaded = _choose(question, seconds, Search.run, awake, only, share)

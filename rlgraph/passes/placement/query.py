@@ -265,4 +265,6 @@ def _elsewhere(parts: Sequence[Component], cluster: Cluster) -> Iterator[Diagnos
 def is_small(problem: PlacementProblem, question: PlacementQuery) -> bool:
     """Return whether the problem is small enough to find the best plan."""
     parts = {(component.model_name, component.work == "generate") for component in problem.components}
-    return question.cluster.device_count <= SMALL[0] and len(parts) <= SMALL[1]
+    islands, most = question.cluster.islands, question.most_nodes
+    devices = question.cluster.device_count if len(islands) > 1 or not most else most * islands[0].per_node
+    return devices <= SMALL[0] and len(parts) <= SMALL[1]

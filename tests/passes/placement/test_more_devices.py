@@ -20,7 +20,7 @@ from rlgraph.passes.compilation import (
     streamable,
     streaming,
 )
-from rlgraph.passes.compilation.fewer_nodes import SIZES, no_slower_than_on_fewer_nodes
+from rlgraph.passes.compilation.fewer_nodes import SIZES, fewer_nodes_in_flight, no_slower_than_on_fewer_nodes
 from rlgraph.passes.compilation.overlap_simulation import simulate_step_seconds
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_below, choose_placement
 
@@ -84,6 +84,31 @@ def test_plans_on_fewer_nodes_are_simulated_down_to_those_that_are_too_slow() ->
     half = choose_before_deadline(inf, replace(first.question, most_nodes=asked[-1] // 2))
     assert half and half.search_result.value > 1.45 * value
     assert best.simulated_step_s == 0.5 and best.question == first.question
+
+
+def test_a_share_of_the_nodes_is_tried_where_steps_overlap() -> None:
+    """One plan, if it is not far behind by the timetable; it is taken if the simulator says so."""
+    with (
+        patch.object(fewer_nodes, "FEW_NODES", 17),
+        patch.object(finalists, "simulate_step_seconds", lambda choice: 1.0),
+    ):
+        first = replace(chosen("async_grpo", "16x8:h100-80gb", SMALL, stream=False), simulated_step_s=1.0)
+    for few, behind, seconds, nodes in ((16, 99, 0.5, [1]), (16, 99, 2.0, [1]), (16, -1, 0.5, []), (17, 99, 0.5, [])):
+        tried = list[int]()
+
+        def simulated(other: PlacementChoice, least: float, taken: float = seconds, to: list[int] = tried) -> object:
+            to.append(other.question.most_nodes)
+            return replace(other, simulated_step_s=taken)
+
+        with (
+            patch.object(fewer_nodes, "FEW_NODES", few),
+            patch.object(fewer_nodes, "BEHIND", behind),
+            patch.object(fewer_nodes, "simulate_choice", simulated),
+        ):
+            best = fewer_nodes_in_flight(first, inf, False)
+        assert tried == nodes
+        assert best.simulated_step_s == (0.5 if nodes and seconds < 1 else 1.0)
+        assert best.question.most_nodes == 0
 
 
 def test_another_engine_trains_where_its_weights_are_sooner_in_use() -> None:

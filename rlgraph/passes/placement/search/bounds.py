@@ -68,11 +68,13 @@ class Bounds:
         (island,) = problem.cluster.islands
         count, least = len(problem.sync_pairs), dict[int, float]()
         options = problem.options
-        for component in problem.components:
-            for part in options.parts.get(id(component), (component,)):
-                taken = options.least_task_seconds(part, island, island.device_count, self.fuses)
-                for task, task_s in taken.items():
-                    least[count + task] = min(task_s, least.get(count + task, task_s))
+        for component, twin in zip(problem.components, problem.twins, strict=True):
+            parts = [options.parts.get(id(one), (one,)) for one in (component, twin)]
+            for part, known in zip(*parts, strict=True):
+                taken = options.least_task_seconds(known, island, island.device_count, self.fuses)
+                for task, other in zip(part.tasks, known.tasks, strict=True):
+                    if other in taken:
+                        least[count + task] = min(taken[other], least.get(count + task, taken[other]))
         besides = [problem.host_seconds_between_stages for _ in numbers]
         for stage in problem.job_stages:
             busy: dict[int | None, float] = {}
@@ -85,7 +87,7 @@ class Bounds:
 
     def options_of(self, number: int, island: NodeGroup, devices: int) -> tuple[Option, ...]:
         """Return the options of a component on at most so many devices of a node group that may beat the best plan."""
-        component, limit = self.problem.components[number], self.limits.get(number, NO_LIMIT)
+        component, limit = self.problem.twins[number], self.limits.get(number, NO_LIMIT)
         return self.problem.options.undominated_options(component, island, devices, limit)
 
     def candidates_by_component(self, blocks: Blocks, devices: Sequence[int]) -> Choices | None:
@@ -193,7 +195,7 @@ class Bounds:
             if fusing.partners.get(number, frozenset()).isdisjoint(block.components):
                 continue
             component, island, room = (
-                self.problem.components[number],
+                self.problem.twins[number],
                 self.problem.pool_node_group(block),
                 rooms[number],
             )

@@ -14,7 +14,7 @@ from rlgraph.ops.nodes import MODEL_OPERATIONS, NODES
 from rlgraph.ops.program_work import SharedWork, model_operations, replayed_models, shared_work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.deployment import ModelConfig
-from rlgraph.passes.cost.task import Task
+from rlgraph.passes.cost.task import Task, device_takeovers
 from rlgraph.passes.placement.model_configs import model_config
 from rlgraph.passes.placement.place import Shapes
 
@@ -93,6 +93,18 @@ class Component:
         """Yield the rows for which micro-batches and replicas are tried."""
         for number in (*self.tasks, *self.extra_tasks):
             yield from tasks[number].batches
+
+    def work_on_rows(self, tasks: Sequence[Task]) -> object:
+        """Return what its options depend on: components of which that is equal have the same ones."""
+        anonymous = replace(self, config=replace(self.config, name=""), tasks=(), extra_tasks=())
+        done = [
+            [
+                (tasks[at].op, tasks[at].batches, tasks[at].repetitions, device_takeovers(tasks, at, self.tasks))
+                for at in own
+            ]
+            for own in (self.tasks, self.extra_tasks)
+        ]
+        return anonymous, done
 
     def operation_batches(self, tasks: Sequence[Task]) -> Iterator[tuple[str, tuple[Batch, ...]]]:
         """Yield the operations that it does and the rows of each."""

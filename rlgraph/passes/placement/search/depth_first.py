@@ -27,6 +27,9 @@ MOST_TRIES = 4000
 FEW_TRIES = 200
 """Choices that are looked at for all allocations between two, which are then looked at by halves."""
 
+SPREAD = 4
+"""The share, one of so many, of a few choices that are spent on one option of a component."""
+
 FEW = 32
 """Options of which each is asked whether it fits; of more it is asked at once."""
 
@@ -76,7 +79,10 @@ class AllocationSearch:
         self.host_room_bytes = [
             self.problem.options.offload_room(self.problem.pool_node_group(block)) for block in blocks
         ]
-        self.tries_left = tries
+        self.tries_left, self.is_brief = tries, devices == most and tries < MOST_TRIES
+        """Choices that are left, and whether nothing is asked of the others then but a bound of all."""
+        self.tries_kept = 0
+        """Choices that are kept for other options of the components that have one."""
         self.fathomed = True
         self.least_untried_bound = math.inf
         """The least bound of what was left when the tries were over, of one allocation."""
@@ -143,7 +149,7 @@ class AllocationSearch:
         if value >= self.incumbent.good_enough_bound():
             self.incumbent.note_pruned(value)
             return
-        if self.tries_left < 0:
+        if self.tries_left < self.tries_kept:
             self.least_untried_bound = min(self.least_untried_bound, value)
             return
         # The bound also holds for other lists, and for options that need no less of anything.
@@ -182,8 +188,17 @@ class AllocationSearch:
             if values is not None and values[index] >= self.incumbent.good_enough_bound():
                 self.incumbent.note_pruned(float(values[index]))
                 continue
+            kept = self.tries_kept
+            if self.is_brief:
+                if self.tries_left < kept:
+                    self.least_untried_bound = min(self.least_untried_bound, value)
+                    return
+                # A few choices tell little if all of them are below the fastest options of the first components.
+                least = 2 * (len(self.sequence) - len(chosen))
+                self.tries_kept = max(kept, self.tries_left - max(least, (self.tries_left - kept) // SPREAD))
             chosen[number] = option
             self.choose_options(chosen, self.remaining_choices(number, chosen, choices), memory)
+            self.tries_kept = kept
             del chosen[number]
             if value >= self.incumbent.good_enough_bound():
                 self.incumbent.note_pruned(value)

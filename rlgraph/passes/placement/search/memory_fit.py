@@ -7,16 +7,19 @@ So for each number of additional bytes the best choice is the option that keeps 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from math import ceil, inf
 
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
 from rlgraph.passes.placement.search.colocation import Blocks, PartitionBlock
+from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
 from rlgraph.passes.placement.search.problem import PlacementProblem
+from rlgraph.passes.placement.search.virtual_stages import ChunkedStrategy
 
 Front = list[tuple[float, Option]]
 """The most bytes that an option has in addition while it works, and the option: fewer bytes first, each of which keeps
@@ -34,6 +37,7 @@ class MemoryFit:
         self._fronts: dict[tuple[int, tuple[int, ...], int], Front] = {}
         self._pools: dict[tuple[tuple[int, ...], tuple[int, ...], int], Mapping[int, Option] | None] = {}
         self._fewest: dict[tuple[tuple[int, ...], tuple[int, ...], int], int | None] = {}
+        self._options: dict[tuple[int, int, int], list[Option]] = {}
         self._kept: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def fitting_plan(self, candidates: Iterable[Blocks]) -> Fitting | None:
@@ -75,7 +79,7 @@ class MemoryFit:
 
     def kept_bytes(self, number: int, block: PartitionBlock) -> float:
         """Return bytes that a component keeps at least on all of its devices together: more replicas keep no less."""
-        component, island = self.problem.components[number], self.problem.pool_node_group(block)
+        component, island = self.problem.twins[number], self.problem.pool_node_group(block)
         options = self.problem.options
 
         def least_bytes() -> float:
@@ -167,9 +171,29 @@ class MemoryFit:
         return front
 
     def options(self, number: int, block: PartitionBlock, devices: int) -> Sequence[Option]:
-        """Return the options of a component on at most so many devices of a pool's node group."""
-        component, island = self.problem.components[number], self.problem.pool_node_group(block)
-        return self.problem.options.undominated_options(component, island, devices)
+        """Return the options of a component on at most so many devices of a pool's node group that may need less memory
+        than others: how fast they are does not matter."""
+        component, island = self.problem.twins[number], self.problem.pool_node_group(block)
+        return get_or_compute(
+            self._options,
+            (id(component), id(island), devices),
+            lambda: [*self._light_options(component, island, devices)],
+        )
+
+    def _light_options(self, component: Component, island: NodeGroup, devices: int) -> Iterator[Option]:
+        options, constants = self.problem.options, self.problem.constants
+        fit, host = usable_device_bytes(island, constants), options.offload_room(island)
+        # Of several node groups it may need fewer.
+        if island.inner:
+            yield from self._light_options(component, island.inner, min(devices, island.inner.device_count))
+        for strategy in chain.from_iterable(options.strategies_by_split(component, island)):
+            # Several parts of the layers on a stage keep no less than one.
+            if isinstance(strategy, ChunkedStrategy):
+                continue
+            for copies in options.counts.light_replica_counts(component, strategy, strategy.most_replicas(devices)):
+                for option in options.options_of_replica_count(component, strategy, copies):
+                    if option.least_peak <= fit and option.peak <= fit and option.host <= host:
+                        yield option
 
 
 def with_smallest_cache(option: Option) -> Option:

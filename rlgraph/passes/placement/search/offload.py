@@ -40,11 +40,12 @@ def partitions_worth_offloading(
     control: SearchControl | None = None,
     most_work: Work = UNLIMITED,
     ways: Decompositions | None = None,
+    is_quick: bool = False,
 ) -> tuple[dict[Blocks, float], float]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
     of its value, with a bound of each, and the least bound of the others. problem: one in which none may be offloaded.
-    control: of the searches that end together with it. most_work: of each search. ways: as a search has them. Raises
-    OutOfTime."""
+    control: of the searches that end together with it. most_work: of each search. ways: as a search has them. is_quick:
+    whether the second kind of bounds is left out. Raises OutOfTime."""
 
     def search_partitions(
         blocks: Sequence[Blocks], free: frozenset[int] | None = None, resting: int | None = None
@@ -55,7 +56,7 @@ def partitions_worth_offloading(
 
     all_components = range(len(problem.components))
     unlimited = search_partitions(candidates)
-    if not unlimited.could or ways:
+    if not unlimited.could or ways or is_quick:
         return unlimited.could, unlimited.incumbent.proven_bound()
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
     brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
@@ -120,7 +121,9 @@ class _OffloadSearch(Search):
             return float("inf")
         return super().sharp_box_bound(way, blocks, box)
 
-    def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def search_box(
+        self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None, tries: int = 0
+    ) -> bool:
         if high is None:
             return True
         if low == high and self.boxes.has_room(blocks, low):

@@ -100,6 +100,23 @@ class PlacementProblem:
         """Return whether a task needs what another component made."""
         return any(self.tasks[other].model or self._waits(other) for other in self.tasks[number].waits_for)
 
+    @cached_property
+    def twins(self) -> list[Component]:
+        """For each component the first one that does the same with a model of the same shape: what is computed of the
+        options of that one holds for it, too."""
+        first: list[Component] = []
+        known: list[tuple[object, Component]] = []
+        for component in self.components:
+            # Those that share processes, or a pipeline, are told apart by their names.
+            fuses, alone = component.model_name in self.options.settings.fuses, component.model_name if component.shared else ""
+            parts = self.options.parts.get(id(component), (component,))
+            key = (fuses, alone, [part.work_on_rows(self.tasks) for part in parts])
+            twin = next((other for other_key, other in known if other_key == key), component)
+            if twin is component:
+                known.append((key, component))
+            first.append(twin)
+        return first
+
     @property
     def constructor_arguments(self) -> Given:
         """The arguments that make another problem like this one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from operator import lt
+from itertools import pairwise
+from operator import le, lt
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.memo import get_or_compute
@@ -16,6 +17,10 @@ from rlgraph.passes.placement.search.weight_transfer_keys import needs_no_sync
 
 EACH = 16
 """Replicas of a trained model up to which every number of them is tried."""
+
+LIGHTER = 1 / 16
+"""The share of its memory that a larger number of replicas has to save if it is slower: on thousands of devices every
+number between the fastest and the most is slower than the next smaller one, and keeps a hundredth less."""
 
 
 class ReplicaCounts:
@@ -60,34 +65,81 @@ class ReplicaCounts:
             for number in self.lighter_replica_counts(component, strategy)
             if number <= most and number not in numbers
         ]
-        if self.made.may_offload(strategy.deployment) and not component.receives_weights:
-            # Fewer on a node offload less to it.
-            numbers += [
-                number
-                for number in self.possible_replica_counts(component, min(most, strategy.near))
-                if number not in numbers
-            ]
+        numbers += [number for number in self.hosted_replica_counts(component, strategy, most) if number not in numbers]
         return [number for number in numbers if number > strategy.beyond] if strategy.beyond else numbers
+
+    def light_replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+        """Return the numbers of at most so many replicas that may need less memory than the others, of devices or of
+        hosts."""
+        if component.shared:
+            return list(self.possible_replica_counts(component, most))
+        numbers = dict.fromkeys(
+            (
+                *self.possible_replica_counts(component, most)[:1],
+                *(number for number in self.lighter_replica_counts(component, strategy) if number <= most),
+                *self.hosted_replica_counts(component, strategy, most),
+            )
+        )
+        return [number for number in numbers if number > strategy.beyond]
+
+    def hosted_replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
+        """Return the numbers of replicas that may need less memory of hosts: fewer on a node offload less to it."""
+        if not self.made.may_offload(strategy.deployment) or component.receives_weights:
+            return []
+        return self.possible_replica_counts(component, min(most, strategy.near))
 
     def faster_replica_counts(self, component: Component, strategy: Strategy, most: int) -> list[int]:
         """Return, of at most so many replicas, the numbers that are faster than more of them, and the first that is
-        not."""
+        not; of more than `EACH` those of `worthwhile_replica_counts`."""
 
         def find_faster_replica_counts() -> list[int]:
-            no_sync, numbers = needs_no_sync(component, strategy.deployment), []
-            previous: tuple[float, ...] = ()
-            for copies in self.possible_replica_counts(component, most):
-                if copies <= strategy.beyond:
-                    break
+            possible = [number for number in self.possible_replica_counts(component, most) if number > strategy.beyond]
+            if needs_no_sync(component, strategy.deployment):
+                return possible
+            many = [number for number in possible if number > EACH]
+            numbers, done = self.worthwhile_replica_counts(component, strategy, many)
+            previous = self.seconds_of_replicas(component, strategy, many[-1]) if many else ()
+            for copies in () if done else possible[len(many) :]:
                 numbers.append(copies)
-                seconds = self.made.options_of_replica_count(component, strategy, copies)[0].seconds
+                seconds = self.seconds_of_replicas(component, strategy, copies)
                 # Fewer replicas have less to exchange. Where that does not pay, still fewer do not pay either.
-                if previous and not any(map(lt, seconds, previous)) and not no_sync:
+                if previous and not any(map(lt, seconds, previous)):
                     break
                 previous = seconds
             return numbers
 
         return get_or_compute(self._paying, (strategy, most), find_faster_replica_counts)
+
+    def worthwhile_replica_counts(
+        self, component: Component, strategy: Strategy, many: Sequence[int]
+    ) -> tuple[list[int], bool]:
+        """Return those of many numbers of replicas, most first, that are worth trying: the fastest, and more that are
+        slower, since they exchange more, but lighter by `LIGHTER`. Also return whether still fewer are no faster."""
+        # From one number to the next the seconds go up and down: where they are least is told by halves.
+        steps = [*_by_halves(many)]
+        seconds = {number: self.seconds_of_replicas(component, strategy, number) for number in steps[:1]}
+        last, done = len(steps) - 1, False
+        for place, (more, fewer) in enumerate(pairwise(steps), 1):
+            seconds[fewer] = self.seconds_of_replicas(component, strategy, fewer)
+            if not any(map(lt, seconds[fewer], seconds[more])):
+                last, done = place, True
+                break
+        fewest = steps[last] if done else 0
+        near = [number for number in many if fewest <= number <= steps[max(0, last - 2)]] if len(steps) > 1 else many
+        seconds |= {number: self.seconds_of_replicas(component, strategy, number) for number in near}
+        kept: dict[int, tuple[float, ...]] = {}
+        for number in sorted(seconds, key=lambda number: (sum(seconds[number]), -number)):
+            held, active = strategy.needed_bytes_bound(number)
+            key = (*seconds[number], *((1 + LIGHTER) * size for size in (held, *active)))
+            if not any(all(map(le, other, key)) for other in kept.values()):
+                kept[number] = (*seconds[number], held, *active)
+        return sorted(kept, reverse=True), done
+
+    def seconds_of_replicas(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
+        """Return seconds of each task by which numbers of replicas of a strategy are compared."""
+        if strategy.caches or copies <= EACH:
+            return self.made.options_of_replica_count(component, strategy, copies)[0].seconds
+        return strategy.task_seconds(copies)
 
     def possible_replica_counts(self, component: Component, most: int) -> list[int]:
         """Return the result of `_copies`, computed once."""
@@ -125,6 +177,15 @@ class ReplicaCounts:
             id(component),
             lambda: sorted({batch.rows / batch.samples for batch in component.batches_to_try(tasks)}) or [1.0],
         )
+
+
+def _by_halves(numbers: Sequence[int]) -> Iterator[int]:
+    """Yield the first of some numbers, most first, and the first that is no more than each smaller power of two."""
+    most = math.inf
+    for number in numbers:
+        if number <= most:
+            yield number
+            most = 1 << ((number - 1).bit_length() - 1)
 
 
 def _copies(component: Component, units: Sequence[float], most: int) -> Iterator[int]:

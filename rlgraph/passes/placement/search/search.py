@@ -26,12 +26,13 @@ from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Bo
 from rlgraph.passes.placement.search.bounds import Bounds
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import DecompositionBounds, Decompositions
-from rlgraph.passes.placement.search.depth_first import MOST_TRIES, AllocationSearch, TryBudget
+from rlgraph.passes.placement.search.depth_first import FEW_TRIES, MOST_TRIES, AllocationSearch, TryBudget
 from rlgraph.passes.placement.search.heterogeneous_meshes import try_heterogeneous_meshes
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.job_stage_bounds import JobStageBounds
 from rlgraph.passes.placement.search.memory_bounds import MemoryBounds
 from rlgraph.passes.placement.search.memory_fit import MemoryFit, with_smallest_cache
+from rlgraph.passes.placement.search.options import BOUND
 from rlgraph.passes.placement.search.partitions import partitions_with_component
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import (
@@ -48,6 +49,9 @@ FIRST = 16
 
 FIRST_WORK = 0.75
 """The share of the work of a search after which no more of them are tried before it."""
+
+FIRST_TRIES = 0.25
+"""The share of the work of a search that the choices of options in these allocations may take together."""
 
 EVERY = 8
 """One of so many ranges that are halved has an allocation tried."""
@@ -197,12 +201,15 @@ class Search:
             if box is not None:
                 self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
         incumbent.least_open_bound = heap[0][0] if heap else math.inf
+        first_tries = self.tries_within(FIRST_TRIES * self.watch.most_work.near / FIRST)
         for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
             if incumbent.best is not None and self.watch.work_done() > FIRST_WORK * self.watch.most_work.near:
                 # What is left goes into bounds of the others, of which nothing is known yet.
                 break
             translated = self.ways.translate_partition(0, blocks) if self.ways else blocks
-            self.search_box(0, translated, self.boxes.middle_allocation(translated, box))
+            self.search_box(0, translated, self.boxes.middle_allocation(translated, box), tries=first_tries)
+            if self._limited_by is None:
+                self.limit_options()
         if incumbent.best is None and not self.keep_plan_that_fits() and not self.ways:
             heap.clear()
         self.limit_options()
@@ -412,9 +419,23 @@ class Search:
         rooms = bounds.problem.usable_pool_bytes(blocks)
         return max(value, MemoryBounds(bounds, blocks, low, choices, rooms).value)
 
-    def search_box(self, way: int, blocks: Blocks, low: tuple[int, ...], high: tuple[int, ...] | None = None) -> bool:
+    def tries_within(self, work: float) -> int:
+        """Return how many choices of an allocation may be looked at, first for plans that leave memory and then for
+        all, so that they take so much work."""
+        each = BOUND * len(self.problem.options.tasks)
+        return int(min(MOST_TRIES, max(FEW_TRIES, work / (2 * each))))
+
+    def search_box(
+        self,
+        way: int,
+        blocks: Blocks,
+        low: tuple[int, ...],
+        high: tuple[int, ...] | None = None,
+        tries: int = MOST_TRIES,
+    ) -> bool:
         """Look for the best options of an allocation, or of all between two, and keep them if they beat the best plan.
-        Return whether these allocations are done: not where some could be better with more devices than the least."""
+        Return whether these allocations are done: not where some could be better with more devices than the least.
+        tries: choices of one allocation that are looked at."""
         high = high or low
         if low == high:
             if (way, blocks, low) in self._seen_allocations:
@@ -426,12 +447,16 @@ class Search:
         bounds = self.bounds[way]
         if bounds.candidates_by_component(blocks, high) is None:
             return True
-        tries = MOST_TRIES if low == high else self.tries.max_tries
+        tries = tries if low == high else self.tries.max_tries
         if self.incumbent.spare:
             # Plans that leave memory are tried first: they keep out those that are not much better.
             AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tight=False, tries=tries).run()
         full = AllocationSearch(self.boxes, bounds, self.watch, blocks, low, high, tries=tries)
         fathomed = full.run()
+        if full.tries_left < 0 and low == high and tries < MOST_TRIES:
+            # It is looked at again when its turn comes.
+            self._seen_allocations.discard((way, blocks, low))
+            return fathomed
         self.postpone(way, full, full.least_untried_bound, tries)
         if not fathomed and full.tries_left < 0:
             self.tries.note_given_up()

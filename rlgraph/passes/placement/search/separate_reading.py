@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import lt
 
+import numpy as np
+
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.weights import weight_sync_cost
 from rlgraph.passes.memo import get_or_compute
@@ -14,7 +16,7 @@ from rlgraph.passes.placement.search.dominance import undominated_rows
 from rlgraph.passes.placement.search.limit import NO_LIMIT, Limit
 from rlgraph.passes.placement.search.made_options import MadeOptions
 from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
-from rlgraph.passes.placement.search.strategy import Split, Strategy
+from rlgraph.passes.placement.search.strategy import Key, Split, Strategy
 from rlgraph.passes.placement.search.weight_transfer_keys import weight_transfer_key
 
 FASTER = 0.9
@@ -33,7 +35,8 @@ class SeparateReading:
         self._together: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reading: dict[tuple[int, Deployment], Strategy] = {}
         self._apart: dict[tuple[int, int, int], Option] = {}
-        self._beside: dict[tuple[int, Split, tuple[Option, ...]], list[tuple[Option, tuple[float, ...]]]] = {}
+        self._beside: dict[tuple[int, Split, tuple[Option, ...], bytes], list[tuple[Option, tuple[float, ...]]]] = {}
+        self._leading: dict[tuple[Option, ...], tuple[np.ndarray, frozenset[int]]] = {}
 
     def options(
         self, whole: Component, trainers: Sequence[Option], readers: tuple[Option, ...], limit: Limit
@@ -47,31 +50,58 @@ class SeparateReading:
         self, whole: Component, trainer: Option, readers: Sequence[Option], limit: Limit = NO_LIMIT
     ) -> Iterator[Option]:
         """Yield these ways for one way to train."""
+        if not readers:
+            return
         _, _, read = self.parts[id(whole)]
         together = [FASTER * task_s for task_s in self.reading_seconds_of_trainer(whole, read, trainer)]
+        most_s, (keys, _) = limit.seconds_left(trainer), self.least_keys(readers)
+        least = keys[:, -len(together) :]
+        paying = (least < together).any(axis=1) & (least.sum(axis=1) < most_s)
+        if not paying.any():
+            return
         beside = get_or_compute(
             self._beside,
-            (id(whole), trainer.split, tuple(readers)),
-            lambda: self.undominated_readers(whole, trainer, readers),
+            (id(whole), trainer.split, tuple(readers), paying.tobytes()),
+            lambda: self.undominated_readers(whole, trainer, readers, np.flatnonzero(paying).tolist()),
         )
-        most_s = limit.seconds_left(trainer)
         for reader, seconds in beside:
             if any(map(lt, seconds, together)) and sum(seconds) < most_s:
                 key = (id(whole), id(trainer), id(reader))
                 yield get_or_compute(self._apart, key, partial(self.make_option, whole, trainer, reader, seconds))
 
     def undominated_readers(
-        self, whole: Component, trainer: Option, readers: Sequence[Option]
+        self, whole: Component, trainer: Option, readers: Sequence[Option], numbers: Sequence[int]
     ) -> list[tuple[Option, tuple[float, ...]]]:
-        """Return the readers beside those who train with a split none of which is better in all than another one, each
-        with the seconds of what is read, with what its weights take."""
-        others = [reader for reader in readers if reader.split != trainer.split]
-        waits = [self.sync_seconds(whole, trainer, reader) for reader in others]
-        seconds = [
-            (first + wait, *rest) for (first, *rest), wait in zip((r.seconds for r in others), waits, strict=True)
-        ]
-        keys = [(reader.resident, *reader.active, *taken) for reader, taken in zip(others, seconds, strict=True)]
-        return [(others[index], seconds[index]) for index in undominated_rows(keys)]
+        """Return, of the readers with these numbers, those beside who trains with a split none of which is better in
+        all than another one, each with the seconds of what is read, with what its weights take."""
+        keys, leading = self.least_keys(readers)
+        others = {number for number in numbers if readers[number].split != trainer.split}
+
+        def key_with_weights(number: int) -> Key:
+            reader = readers[number]
+            first, *rest = reader.seconds
+            return (reader.resident, *reader.active, first + self.sync_seconds(whole, trainer, reader), *rest)
+
+        waited = {number: key_with_weights(number) for number in leading & others}
+        # Most are no better than a leading one, even if their weights came as fast as any: these are not asked for.
+        rest = sorted(others - leading)
+        known = np.array([*waited.values()]).reshape(-1, keys.shape[1])
+        beaten = np.flatnonzero((known[:, None] <= keys[None, rest]).all(axis=2).any(axis=0)).tolist()
+        waited |= {number: key_with_weights(number) for number in {*rest} - {rest[place] for place in beaten}}
+        numbers = sorted(waited)
+        best = [numbers[place] for place in undominated_rows([waited[number] for number in numbers])]
+        return [(readers[number], waited[number][-len(readers[number].seconds) :]) for number in best]
+
+    def least_keys(self, readers: Sequence[Option]) -> tuple[np.ndarray, frozenset[int]]:
+        """Return a row of what each reader keeps, has in addition, and takes at least, with weights that come as fast
+        as any do; and the numbers of those that no other one then beats."""
+
+        def compute_least_keys() -> tuple[np.ndarray, frozenset[int]]:
+            sync = self.made.constants.sync
+            keys = [(one.resident, *one.active, one.seconds[0] + sync, *one.seconds[1:]) for one in readers]
+            return np.array(keys), frozenset(undominated_rows(keys))
+
+        return get_or_compute(self._leading, tuple(readers), compute_least_keys)
 
     def make_option(
         self, whole: Component, trainer: Option, reader: Option, seconds: Sequence[float]

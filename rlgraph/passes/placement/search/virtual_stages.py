@@ -18,6 +18,10 @@ from operator import lt, neg
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.strategy import Strategy
 
+LATE = 1.5
+"""How many times as long as with fewer replicas work may take if still more are looked at: too many exchange more than
+they save."""
+
 PAYS = 0.01
 """The share of the seconds in one part that several parts have to save: they keep more memory, which caches and other
 models then do not have."""
@@ -80,6 +84,8 @@ class ChunkedStrategy(Strategy):
         numbers, least = [], inf
         for number in reversed(copies):
             total, _, _ = self.fastest_division(number)
+            if total > LATE * least:
+                break
             if total < least:
                 least = total
                 if total < (1 - PAYS) * self._total(self.plain.task_seconds(number)):
