@@ -257,7 +257,11 @@ def _run(
 
     # What is left are the fields of `RunOptions`.
     alone = not backend_spec(given["backend"]).processes
-    for name, told in ("address", given["address"]), ("debug", given["debug"]), ("devices", devices > 1):
+    for name, told in (
+        ("address", given["address"]),
+        ("debug", given["debug"]),
+        ("devices", devices > 1 and not file.endswith(".json")),
+    ):
         if alone and told:
             raise click.UsageError(f"`--{name}` goes with {_PROCESSES}")
     options = RunOptions(**given)

@@ -347,7 +347,7 @@ def of_usual_rows(name: str, cluster: str, offload: bool = True) -> Compiled:
 
 @pytest.mark.parametrize(
     ("name", "cluster"),
-    few([("grpo", "1x8:rtx4090"), ("ppo", "1x4:a100-40gb"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
+    few([("grpo", "1x8:rtx4090"), ("ppo", "1x4:a100-40gb(memory=32GiB)"), ("ppo", "1x1:h100")], ("ppo", "1x1:h100")),
 )
 def test_models_sleep_where_that_is_faster(name: str, cluster: str) -> None:
     """The simulator says so, too, and what is proven is proven of all plans."""

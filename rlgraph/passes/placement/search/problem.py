@@ -108,7 +108,10 @@ class PlacementProblem:
         known: list[tuple[object, Component]] = []
         for component in self.components:
             # Those that share processes, or a pipeline, are told apart by their names.
-            fuses, alone = component.model_name in self.options.settings.fuses, component.model_name if component.shared else ""
+            fuses, alone = (
+                component.model_name in self.options.settings.fuses,
+                component.model_name if component.shared else "",
+            )
             parts = self.options.parts.get(id(component), (component,))
             key = (fuses, alone, [part.work_on_rows(self.tasks) for part in parts])
             twin = next((other for other_key, other in known if other_key == key), component)
