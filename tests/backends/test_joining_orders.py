@@ -33,7 +33,7 @@ from tests.suites import few
 STEPS = 10
 ANSWERS = Lengths((1.0, 1.0, 2.0, 2.0, 3.0, 30.0))
 WORKLOAD = Workload(Lengths((2.0,)), ANSWERS)
-SOURCE = weights().replace("hidden_size=16", "hidden_size=64")
+SOURCE = weights(hidden=64)
 
 PROGRAM = f"""algorithm t
 model actor = causal_lm({SOURCE}, dtype="float32")
