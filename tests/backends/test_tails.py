@@ -24,7 +24,7 @@ from tests.backends.costs import Free
 
 COPIES = 4
 ROWS = 24
-SOURCE = weights().replace("hidden_size=16", "hidden_size=64")
+SOURCE = weights(hidden=64)
 PROGRAM = f"""algorithm t
 model actor  = causal_lm({SOURCE}, dtype="float32")
 model reward = reward_lm({SOURCE}, dtype="float32")
