@@ -64,7 +64,8 @@ def fewer_nodes_in_flight(choice: PlacementChoice, ends: float, may_stream: bool
             if other is None or other.search_result.value > (1 + BEHIND) * choice.search_result.value:
                 continue
             tried = simulate_choice(other, least)
-            if may_stream:
+            # To look at streams takes seconds: only where they have paid on all nodes.
+            if may_stream and choice.plan.blocks:
                 from rlgraph.passes.compilation.streaming import with_best_streamed_tables
 
                 tried = with_best_streamed_tables(tried, ends)
