@@ -131,8 +131,8 @@ def _predicted(experiment: Experiment) -> float:
         return _step_seconds(made, experiment, lengths)
     made = rlgraph.compile(experiment.program, schedule=experiment.schedule)
     cluster = read_cluster(experiment.cluster)
+    differs: dict[str, Any] = dict(experiment.differs)
     if experiment.work == "weights":
-        differs: dict[str, Any] = dict(experiment.differs)
         transfers = replace(default_constants(cluster.islands[0].device.kind), **differs)
         predictor = Predictor(made.plan, model_configs(made), cluster, transfers)
         source, target = (made.plan.group_of_role("actor", operation).name for operation in ("train", "generate"))
@@ -143,9 +143,8 @@ def _predicted(experiment: Experiment) -> float:
     constants = default_constants(cluster.islands[0].device.kind)
     constants = replace(constants, uneven=0.0) if experiment.even else constants
     measured = made.plan.owner("actor").engine
-    differing: dict[str, Any] = dict(experiment.differs)
     rates = {
-        (engine, kind): replace(each, **differing) if engine == measured else each
+        (engine, kind): replace(each, **differs) if engine == measured else each
         for (engine, kind), each in constants.rates.items()
     }
     configs = {

@@ -295,11 +295,10 @@ def with_seconds(text: str, command: str, out: str) -> str:
     blocks = text.split("\n\n")
     for i, block in enumerate(blocks):
         for was in [seconds for seconds, by in TAKES.findall(block) if by == command]:
-            assert len(places := re.findall(rf"(?<![\d.]){re.escape(was)}\b", block)) > 1, (
-                f"{places} of {was} in {block}"
-            )
+            figure = rf"(?<![\d.]){re.escape(was)}\b"
+            assert len(re.findall(figure, block)) > 1, f"no {was} in {block}"
             [now] = re.findall(r": (\S+ m?s) a step by the", out)
-            blocks[i] = block = re.sub(rf"(?<![\d.]){re.escape(was)}\b", now, block)
+            blocks[i] = block = re.sub(figure, now, block)
     return "\n\n".join(blocks)
 
 

@@ -1,7 +1,7 @@
 """What pages show of a command is what it prints: `<!-- printed: COMMAND -->`, `<!-- takes SECONDS: COMMAND -->`, see
 `documents.py`.
 
-Each command is run once for all pages that show it: 6 s of a core for those that `make test` has, 30 s for all.
+Each command is run once for all pages that show it: 6 s of a core for those that `make test` has, some 60 s for all.
 """
 
 from __future__ import annotations

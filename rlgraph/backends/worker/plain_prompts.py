@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -42,23 +42,23 @@ def plain_prompt_warnings(
 ) -> list[Diagnostic]:
     """Return a warning for each chat model and each column with plain texts that it is asked or trained on, and for
     each with conversations that it is asked and that end with its own message, where it is not told to go on from
-    that, by the first row that has one. Rows of
-    a stream are passed over, which cannot be read ahead."""
-    found: dict[tuple[str, str, str], list[Diagnostic]] = {}
-    for use in find_read_uses(program, readers, environments):
-        key = use.source, use.column, program.original_model(program.model(use.model)).name
-        source = readers[use.source].source if use.source in readers else None
-        if key not in found and source is not None and isinstance(source.rows, Rows):
-            engine = models[use.model].engine
-            begins = use.shape is None and not (_is_episode(use) or engine.codec.chat.continues)
-            found[key] = [*_plain(use, source, engine), *(_answered(use, source) if begins else ())]
-    return [warning for warnings in found.values() for warning in warnings if not is_allowed(warning)]
+    that, by the first row that has one. Rows of a stream are passed over, which cannot be read ahead."""
+    found: list[Diagnostic] = []
+    for use, source in uses_read_ahead(program, readers, environments, lambda use: use.column):
+        engine = models[use.model].engine
+        begins = use.shape is None and not (_is_episode(use) or engine.codec.chat.continues)
+        found += [*_plain(use, source, engine), *(_answered(use, source) if begins else ())]
+    return [warning for warning in found if not is_allowed(warning)]
 
 
-def find_read_uses(
-    program: Program, readers: Mapping[str, BatchReader], environments: Mapping[str, Environment]
-) -> list[PromptUse]:
-    """Return where models read prompts of the data, those of episodes too, whose turns a chat template writes."""
+def uses_read_ahead(
+    program: Program,
+    readers: Mapping[str, BatchReader],
+    environments: Mapping[str, Environment],
+    columns: Callable[[PromptUse], str],
+) -> Iterator[tuple[PromptUse, DataSource]]:
+    """Yield where models read prompts of the data, those of episodes too, whose turns a chat template writes, with the
+    data: of each source that can be read ahead the first use of each model and of what `columns` returns."""
     known = {name: reader.source.columns for name, reader in readers.items()}
     uses: list[PromptUse] = find_prompt_uses(program, known)
     for use in find_episode_uses(program, known):
@@ -66,7 +66,13 @@ def find_read_uses(
         # An agent asks what it likes, and `turns=text` says that a text is meant.
         if attribute_value(use.node, "turns") == "chat" and (environment is None or environment.agent is None):
             uses.append(use)
-    return uses
+    seen = set[tuple[str, str, str]]()
+    for use in uses:
+        key = use.source, columns(use), program.original_model(program.model(use.model)).name
+        source = readers[use.source].source if use.source in readers else None
+        if key not in seen and source is not None and isinstance(source.rows, Rows):
+            seen.add(key)
+            yield use, source
 
 
 def _is_episode(use: PromptUse) -> bool:

@@ -226,17 +226,17 @@ class Session:
                 self._open_model(model)
         if problems:
             raise ProgramError(problems)
-        empty = empty_prompt_diagnostics(self.program, self.readers, self.models)
-        problems += [diagnostic for diagnostic in empty if diagnostic.severity == "error"]
+        warnings = empty_prompt_diagnostics(self.program, self.readers, self.models)
+        problems += [diagnostic for diagnostic in warnings if diagnostic.severity == "error"]
         problems += try_turns(self.program, self.readers, self.models, self.environments)
         if problems:
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
-        empty += plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
-        empty += unread_part_warnings(self.program, self.readers, self.models, self.environments)
+        warnings += plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
+        warnings += unread_part_warnings(self.program, self.readers, self.models, self.environments)
         self.judged = [
             *sentences,
-            *(warning.render() for warning in empty),
+            *(warning.render() for warning in warnings),
             *apply_prompt_limits(self.readers, limits, note),
         ]
         """Sentences on functions that failed on made-up answers, on prompts that are empty or without the

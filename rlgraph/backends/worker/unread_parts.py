@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.engines.tokenizers import Codec
-from rlgraph.backends.worker.plain_prompts import find_read_uses
+from rlgraph.backends.worker.plain_prompts import uses_read_ahead
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_kind, value_or_none
 from rlgraph.conversations import (
@@ -21,7 +21,7 @@ from rlgraph.conversations import (
     tools_of,
 )
 from rlgraph.data import BatchReader
-from rlgraph.data.base import Row, Rows, numbered_rows
+from rlgraph.data.base import Row, numbered_rows
 from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
@@ -44,16 +44,18 @@ def unread_part_warnings(
 ) -> list[Diagnostic]:
     """Return a warning for each model, each column of prompts or answers and each kind of what the model does not read
     of it, by the first row that has one. Rows of a stream are passed over, which cannot be read ahead."""
-    found: dict[tuple[str, str, str], dict[str, Diagnostic]] = {}
-    for use in find_read_uses(program, readers, environments):
-        column = use.column if use.shape is None else " ".join(use.shape.columns)
-        key = use.source, column, program.original_model(program.model(use.model)).name
-        source = readers[use.source].source if use.source in readers else None
-        if key not in found and source is not None and isinstance(source.rows, Rows):
-            first = found[key] = {}
-            for hint, message in _unread(use, numbered_rows(source), models[use.model].engine.codec):
-                first.setdefault(hint, Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}"))
-    return [warning for first in found.values() for warning in first.values() if not is_allowed(warning)]
+    found: list[Diagnostic] = []
+    for use, source in uses_read_ahead(program, readers, environments, _columns):
+        first: dict[str, Diagnostic] = {}
+        for hint, message in _unread(use, numbered_rows(source), models[use.model].engine.codec):
+            first.setdefault(hint, Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}"))
+        found += first.values()
+    return [warning for warning in found if not is_allowed(warning)]
+
+
+def _columns(use: PromptUse) -> str:
+    """Return the columns of which a conversation is made."""
+    return use.column if use.shape is None else " ".join(use.shape.columns)
 
 
 def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> Iterator[tuple[str, str]]:

@@ -112,8 +112,8 @@ SPEC = EngineSpec(
     # Shares of the rates of the largest products and long copies, and seconds of a step's layers, fitted to GA01 to
     # GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. Of a row in a step
     # the device takes 10 us, fitted to SB01 to SB20, where vLLM 0.30 prepares the next step meanwhile; here the device
-    # waits for the host, which takes 27 us more (`python benchmarks/vllm_host.py`). The
-    # attention of prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
+    # waits for the host, which takes 27 us more (`python benchmarks/vllm_host.py`). The attention of prompts is fitted
+    # to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
     # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
     # B200 (unslothai/unsloth pull request 5123).
     # On a CPU a decoded row takes what docs/why/calibration.md has measured.
