@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from benchmarks.older_vllm import AHEAD, other_vllm
+from benchmarks.older_vllm import NO_HOST, other_vllm
 from benchmarks.padded_rows import Controller
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.catalog.clusters.cluster import Device
@@ -41,8 +41,8 @@ PER_NODE = 8
 """Devices of a node, where a row does not say."""
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "trtllm": ("vllm", {"row": 9.3e-6, "compute": 0.85, "call": 0.0}),
-    **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", AHEAD)),
+    "trtllm": ("vllm", {**NO_HOST, "row": 9.3e-6, "compute": 0.85, "call": 0.0}),
+    **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", NO_HOST)),
     "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
     "fsdp-megatron": ("transformers", {"logit": 52, "gradient": 0.0, "stepped": 16}),

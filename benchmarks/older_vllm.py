@@ -11,18 +11,22 @@ from unittest.mock import patch
 from rlgraph.backends.enginespec.rates import WorkKind
 from rlgraph.passes.cost.constants import default_constants
 
-AHEAD: Mapping[str, float] = {"row": 1e-5}
-"""From 0.14 on, where it prepares the next step while one runs, as our engine does not: seconds of each row of a
-decoding step (fitted to SB01 to SB20 of docs/why/accuracy.md, of 0.30), which are then the device's."""
+NO_HOST: Mapping[str, float] = {"host": 0.0, "host_row": 0.0}
+"""An engine whose host never holds up its device, or one whose device always waits, which adds up in its other
+constants."""
 
-ROW: Mapping[str, float] = {"row": 4.9e-5}
-"""Before, with what the host takes (fitted to GA01 to GA17, of 0.12)."""
+ROW: Mapping[str, float] = {**NO_HOST, "row": 4.9e-5}
+"""Before 0.14, which does not prepare a step while another one runs: with what the host takes for each row (fitted to
+GA01 to GA17, of 0.12)."""
 
-IN_2024: Mapping[str, float] = {"block": 2.5e-4, "row": 4.2e-5 + AHEAD["row"]}
+_DEVICE = 1e-5
+"""What a device takes for a row (fitted to SB01 to SB20, of 0.30)."""
+
+IN_2024: Mapping[str, float] = {**NO_HOST, "block": 2.5e-4, "row": 4.2e-5 + _DEVICE}
 """vLLM 0.6, whose host takes 0.25 ms of a step and 42 us of each of its rows (`python benchmarks/peers/vllm_steps.py`,
 on an AMD EPYC: 0.29, 0.55, 2.89 and 10.96 ms of 1, 8, 64 and 256), while the device waits."""
 
-IN_SUMMER_2024: Mapping[str, float] = {"block": 3.3e-4, "row": 5.5e-5 + AHEAD["row"]}
+IN_SUMMER_2024: Mapping[str, float] = {**NO_HOST, "block": 3.3e-4, "row": 5.5e-5 + _DEVICE}
 """The same of vLLM 0.5.4 (0.4, 0.8, 1.1, 4.1 and 14.1 ms of 1, 8, 16, 64 and 256)."""
 
 VERSIONS: Sequence[tuple[tuple[int, int], Mapping[str, float]]] = (
@@ -46,7 +50,7 @@ def other_vllm(engine: str, ranks: int) -> Mapping[str, float]:
     version = re.search(r"(?<=^vllm )(\d+)\.(\d+)", f"vllm {INSIDE[engine]}" if engine in INSIDE else engine)
     if version is None:
         return ROW
-    return next((differs for below, differs in VERSIONS if (int(version[1]), int(version[2])) < below), AHEAD)
+    return next((differs for below, differs in VERSIONS if (int(version[1]), int(version[2])) < below), {})
 
 
 @contextmanager

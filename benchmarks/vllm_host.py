@@ -1,11 +1,12 @@
-"""What the host does for each row of a decoding step of our vLLM engine, while its device waits: microseconds of CPU.
+"""What the host does for a decoding step of our vLLM engine, and for each row of it: milliseconds and microseconds.
 
     python benchmarks/vllm_host.py
     python benchmarks/vllm_host.py --rows 1 512
 
-Our engine has a token before it schedules the next step (`async_scheduling` is off, since a token's random numbers
-follow from its place), so that a GPU waits for this. What a device does is taken off: the model, the logits, what is
-chosen of them. Seconds are CPU time, so that a busy machine changes them little; medians of the steps are shown.
+On a GPU the host does this for the next step while the device works (`async_scheduling`), so that the longer of the
+two counts; on a CPU, where it is measured, one after the other. What a device does is taken off: the model, the
+logits, what is chosen of them. Seconds are CPU time, so that a busy machine changes them little; medians of the steps
+are shown.
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ SHARES = ("compute", "memory", "collective", "transfer")
 """The shares of a peak: more than 0, and also over 1, since caches are faster than the measured bandwidth."""
 BYTES = ("reserved", "logit", "gradient", "stepped")
 DISPATCH = ("whole_experts", "once_a_node", "hides_routed")
-OPTIONAL = ("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "cached", *DISPATCH)
+OPTIONAL = (
+    *("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "host", "host_row", "cached"),
+    *DISPATCH,
+)
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19
 """The largest values that are accepted: a larger one is a typing error."""

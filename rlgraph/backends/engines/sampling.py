@@ -65,17 +65,19 @@ def sample(
     sampling: Sampling,
     banned: Tensor | None,
     support: list[KeptTokens] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a token for each row, its log-probability under the whole distribution, and whether that is finite: int64
+    [N], float [N], bool [N]. Nobody waits for the device.
 
-    keys, place: as in `uniform_numbers`. The others, and which token it is: as in `choose_tokens`. Raises EngineError
-    where logits are not finite.
+    keys, place: as in `uniform_numbers`. The others, and which token it is: as in `choose_tokens`.
     """
-    uniforms = None if sampling.temperature == 0 else uniform_numbers(keys, place).to(logits.device)
-    token, logprob, finite = choose_tokens(logits, uniforms, sampling, banned, support)
-    if not bool(finite):
-        raise not_finite()
-    return token, logprob
+    uniforms = None if sampling.temperature == 0 else to_device(uniform_numbers(keys, place), logits.device)
+    return choose_tokens(logits, uniforms, sampling, banned, support)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device. Nobody waits for what a GPU has to do before."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def not_finite() -> EngineError:
@@ -93,8 +95,8 @@ def choose_tokens(
     banned: Tensor | None,
     support: list[KeptTokens] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a token for each row, its log-probability under the whole distribution, and whether all of these are
-    finite: int64 [N], float [N], bool []. Where no support is kept, whoever calls it does not wait for the device.
+    """Return a token for each row, its log-probability under the whole distribution, and whether that is finite: int64
+    [N], float [N], bool [N]. Where no support is kept, whoever calls it does not wait for the device.
 
     logits: float [N, V], float32 or float64, overwritten. uniforms: float64 [N], not used at temperature 0: a random
     token is found by inverting the cumulative distribution at one uniform. banned: tokens that must not be sampled,
@@ -110,7 +112,7 @@ def choose_tokens(
     log_total = top[:, 0] + cumulative[:, -1].log()
     if forbidden is not None:
         log_total = torch.logaddexp(log_total, forbidden.logsumexp(1))
-    finite = torch.isfinite(log_total).all()
+    finite = torch.isfinite(log_total)
     if uniforms is None:
         token = allowed.argmax(1)
     else:

@@ -28,6 +28,11 @@ class Rates:
     queues: bool = False
     """For `generate`: whether the host launches a step's kernels while the device works on those before: the longer
     of the two counts. Else a step takes both."""
+    host: float = 0.0
+    """For `generate`: seconds of the host for each decoding step, of which it does those of the next one while the
+    device works: the longer of host and device counts."""
+    host_row: float = 0.0
+    """The same for each row of a decoding step."""
     experts: float = 0.0
     """Seconds of the host for each layer with experts of each micro-batch, beside those of `layer`, as rows are sorted
     by expert: they count where the device has less to do meanwhile. For `generate`: of each decoding step, and they

@@ -338,6 +338,7 @@ class DecodeStepCost:
             )
             self.overhead += rates.adapted * adapted
         self.row, self.queues = rates.row + rates.hidden * shape.layers * shape.hidden, rates.queues
+        self.host, self.host_row = rates.host, rates.host_row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
@@ -370,4 +371,6 @@ class DecodeStepCost:
         launched = self.overhead + rows * self.row
         if self.queues:
             launched = larger(0.0, launched - compute - memory - sent)
+        elif self.host:
+            launched = larger(launched, self.host + rows * self.host_row - compute - memory - sent)
         return compute, memory, sent, launched

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,7 +247,9 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
 
     from rlgraph.backends.engines.likeliest import KeptTokens
     from rlgraph.backends.engines.sampling import sample
-    from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow, SamplingLogitsProcessor
+    from rlgraph.backends.engines.vllm.sampled_row import CallSamplingSettings, SampledRow
+    from rlgraph.backends.engines.vllm.sampling import SamplingLogitsProcessor
+    from rlgraph.backends.engines.vllm.start import StartNotes
 
     sampling = Sampling(8, min_tokens=3, top_k=2, keeps_support=True)
     begun = [
@@ -254,15 +257,19 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
         for token in (5, 6, 4)
     ]
     settings = CallSamplingSettings(sampling, (1,))
-    row = SampledRow(settings, 0, 7, logprobs=[-1.0, -2.0, -3.0], support=[*begun], begun_tokens=[5, 6])
+    logprobs = [-1.0, -2.0, -3.0]
+    row = SampledRow(settings, 0, 7, [5, 6, 4], [*logprobs], [*begun], begun_tokens=[5, 6])
     added: Any = (0, SamplingParams(extra_args={"rlgraph": row}), [2, 3], [4])
-    config: Any = None
+    config: Any = SimpleNamespace(additional_config=StartNotes())
     rows = SamplingLogitsProcessor(config, torch.device("cpu"), False)
     rows.update_state(BatchUpdate(1, removed=[], added=[added], moved=[]))
     logits = torch.arange(16.0)[None] / 4
-    [token], [logprob] = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
+    [token], [logprob], _ = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
     assert rows.apply(logits.clone()).argmax() == token
-    assert row.logprobs == [-1.0, -2.0, -3.0, logprob]
+    assert row.logprobs == logprobs, "nobody has waited for the device"
+    [drawn] = config.additional_config.drawn
+    drawn.note()
+    assert row.tokens == [5, 6, 4, token] and row.logprobs == [*logprobs, logprob]
     assert row.support[:3] == begun and row.support[3].ids.tolist() == [14, 15]
 
 

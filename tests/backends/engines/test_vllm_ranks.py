@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.weights import ModelWeights, fill_tensors
 from rlgraph.catalog.models.adapters import Adapters, adapter_matrix_names
 from rlgraph.ir.mesh import make_mesh
+from tests.backends.engines.ahead import stepping_ahead
 from tests.backends.engines.ranks import IMPORTED
 from tests.backends.engines.refreshing import Coming
 from tests.backends.engines.vllm_models import misplaced, spec
@@ -46,6 +48,11 @@ ADAPTED = replace(spec(), adapters=Adapters(4, 8.0))
 SHARED = "/dev/shm/"
 PATIENCE = 300
 """Seconds."""
+
+
+def _rank_ahead(rank: int, addresses: Any, results: Any) -> None:
+    with stepping_ahead():
+        _rank(rank, addresses, results)
 
 
 def _rank(rank: int, addresses: Any, results: Any) -> None:
@@ -100,11 +107,12 @@ def new_adapters(state: State) -> State:
 
 
 @pytest.mark.long
-def test_two_ranks_generate_the_same_and_each_holds_its_part() -> None:
+@pytest.mark.parametrize("rank_of_two", [_rank, _rank_ahead])
+def test_two_ranks_generate_the_same_and_each_holds_its_part(rank_of_two: Callable[..., None]) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     addresses, results = context.Queue(), context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, addresses, results), daemon=True) for rank in (0, 1)]
+    ranks = [context.Process(target=rank_of_two, args=(rank, addresses, results), daemon=True) for rank in (0, 1)]
     try:
         for process in ranks:
             process.start()

@@ -79,7 +79,7 @@ class DecodeBlock:
         uniforms = None if self.sampling.temperature == 0 else draw_uniforms(self._keys, self._place)
         banned = self._stops if forbids_end else None
         token, logprob, finite = choose_tokens(logits, uniforms, self.sampling, banned, support)
-        self._finite.logical_and_(finite)
+        self._finite.logical_and_(finite.all())
         self._token.copy_(token)
         self.tokens[self.rows, self._place] = token
         self.logprobs[self.rows, self._place] = logprob.to(self.logprobs.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from rlgraph.backends.engines.vllm.layout import split_size_and_rank
 from rlgraph.ir.mesh import Mesh
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.vllm.sampling import SampledRow
+    from rlgraph.backends.engines.vllm.sampled_row import SampledRow
 
 _NO_CALL = 1 << 62
 """More than the number of any call."""
@@ -47,6 +47,8 @@ class CallSampler(RankWeights):
             for _ in call.keys:
                 while call.samples.empty():
                     self._step()
+                # Whoever gets a row may write weights.
+                self._end_step_ahead()
                 yield call.next_sample()
         finally:
             self._drop(call)
@@ -81,7 +83,9 @@ class CallSampler(RankWeights):
             if self._calls:
                 self._step()
             else:
+                self._end_step_ahead()
                 self._desk.wait_for_startable(number)
+        self._end_step_ahead()
 
     def give_up_rows(self, number: int) -> None:
         """Make the call of this number give up its unfinished rows."""
@@ -119,12 +123,12 @@ class CallSampler(RankWeights):
 
     def _admit(self, call: GenerateCall) -> None:
         """Begin a call: its rows come behind those of earlier ones."""
-        from rlgraph.backends.engines.vllm.sampling import SampledRow
+        from rlgraph.backends.engines.vllm.sampled_row import SampledRow
 
         number = next(self._numbers)
         call.unfinished_by_request = {
             f"{number}/{index}": SampledRow(
-                call.batch, index, key, [*before.logprobs], [*before.support], before.tokens
+                call.batch, index, key, [*before.tokens], [*before.logprobs], [*before.support], before.tokens
             )
             for index, key in enumerate(call.keys)
             if not (before := call.partial_row(index)).needs_no_more
@@ -160,13 +164,32 @@ class CallSampler(RankWeights):
         """Sample a token for all rows that are being generated."""
         refresh = next((call.refresh for call in self._calls.values() if call.refresh is not None), None)
         if refresh is not None and self._all_ranks(refresh.can_take_weights):
+            self._end_step_ahead()
             refresh.take_weights()
         for call in self._calls.values():
             # Somebody may have brought new weights since the last step, too.
             if call.refresh is not None:
                 call.version_by_count[self.version] = call.refresh.version
         self._feed()
-        outputs = self._engine.step()
+        self._take(self._engine.step())
+
+    def _end_step_ahead(self) -> None:
+        """Have vLLM end the step that it has begun ahead, where it does so, and begin no other: the next one has other
+        weights, or comes much later."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        from vllm.v1.core.sched.interface import PauseState
+
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                self._take(self._engine.step())
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def _take(self, outputs: Sequence[Any]) -> None:
+        """Take what a step has brought: rows that have ended, and calls that have failed."""
         for call in [call for call in self._calls.values() if call.batch.failure is not None or call.is_abandoned]:
             if call.batch.failure is not None:
                 call.samples.put(call.batch.failure)
@@ -260,9 +283,10 @@ def _given_up(
 
 
 def _sample(row: SampledRow, output: Any) -> Sample:
-    """Make a sample from vLLM's record of an output."""
+    """Make a sample from vLLM's record of an output. Behind the row's last token one may be noted that a step ahead has
+    drawn."""
     tokens = [*row.begun_tokens, *output.token_ids]
     versions = tuple((int(span.version), span.start, span.end) for span in output.weight_versions)
     support = row.support[: len(tokens)]
     finished = row.ended or tokens[-1] in row.batch.stops
-    return Sample(row.index, tokens, row.logprobs, finished, versions, row.routes, support)
+    return Sample(row.index, tokens, row.logprobs[: len(tokens)], finished, versions, row.routes, support)

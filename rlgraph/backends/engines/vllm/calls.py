@@ -17,7 +17,7 @@ from rlgraph.backends.engines.roles import WeightRefresh
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings, SampledRow
+    from rlgraph.backends.engines.vllm.sampled_row import CallSamplingSettings, SampledRow
 
 
 _NOTHING = PartialRow([], [])

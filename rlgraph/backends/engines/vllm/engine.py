@@ -28,6 +28,7 @@ from rlgraph.backends.engines.vllm.layout import layout, split_size_and_rank
 from rlgraph.backends.engines.vllm.native_lora import NativeLora
 from rlgraph.backends.engines.vllm.offload import kv_cache_tensors, make_offloader, offloaded_weights
 from rlgraph.backends.engines.vllm.routes import whole_routes
+from rlgraph.backends.engines.vllm.sampled_row import CallSamplingSettings
 from rlgraph.backends.engines.vllm.source import VllmModelSource, read_model_source
 from rlgraph.backends.engines.vllm.spec import SPEC
 from rlgraph.backends.engines.vllm.start import EngineLimits, limits_in_plan, min_cache_bytes, start_engine
@@ -261,8 +262,6 @@ class VllmEngine(CallSampler):
         if not sampling.max_tokens or not len(keys):
             yield from (Sample(row, [], [], False, ()) for row in range(len(keys)))
             return
-        from rlgraph.backends.engines.vllm.sampling import CallSamplingSettings
-
         recorder: Any = self.model.route_recorder if sampling.keeps_routes else None
         batch = CallSamplingSettings(sampling, self._stops(sampling), admission, recorder)
         known = {} if known is None else known

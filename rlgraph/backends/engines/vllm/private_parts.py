@@ -39,8 +39,9 @@ PRIVATE_PARTS: tuple[PrivatePart, ...] = (
     ),
     PrivatePart(
         "vllm.v1.executor.uniproc_executor",
-        ("UniProcExecutor._init_executor", "UniProcExecutor._distributed_args"),
-        "a rank of several is this very process; the offered executors start processes of their own, or want torchrun",
+        ("UniProcExecutor._init_executor", "UniProcExecutor._distributed_args", "UniProcExecutor.sample_tokens"),
+        "a rank of several is this very process; the offered executors start processes of their own, or want torchrun; "
+        "and log-probabilities come to the host with the tokens, for which a step ahead does not wait",
     ),
     PrivatePart(
         "vllm.distributed.parallel_state",
@@ -52,6 +53,17 @@ PRIVATE_PARTS: tuple[PrivatePart, ...] = (
         "vllm.v1.engine.core_client",
         ("InprocClient._finalizer",),
         "an engine that is dropped would end torch.distributed for all else in the process",
+    ),
+    PrivatePart(
+        "vllm.v1.engine.core",
+        ("EngineCore.batch_queue", "EngineCore.scheduler"),
+        "before new weights come, a step that was begun ahead ends; what is offered gives up the rows, or waits for "
+        "their ends",
+    ),
+    PrivatePart(
+        "vllm.v1.core.sched.interface",
+        ("PauseState", "SchedulerInterface.set_pause_state"),
+        "no other step is begun meanwhile",
     ),
     PrivatePart(
         "vllm.lora.model_manager",

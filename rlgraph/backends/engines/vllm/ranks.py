@@ -1,10 +1,11 @@
-"""Runs the model of a vLLM engine as one tensor-parallel rank in this very process."""
+"""Runs the model of a vLLM engine in this very process, as one of its tensor-parallel ranks."""
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,33 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlgraph.backends.engines.vllm.environment import has_no_gpu
 from rlgraph.backends.engines.vllm.routes import record_routes
+from rlgraph.backends.engines.vllm.sampled_row import DrawnTokens
 from rlgraph.backends.engines.vllm.start import StartNotes
 
 _SEGMENTS = Path("/dev/shm")
 
 
-class RecordingExecutor(UniProcExecutor):
-    """An executor that says which experts routers choose, where `vllm.start.StartNotes` asks for it."""
+class _NotedOutput(Future[Any]):
+    """The output of a step, before which what the step has drawn is noted in its rows."""
+
+    def __init__(self, output: Future[Any], drawn: list[DrawnTokens]) -> None:
+        super().__init__()
+        self._output, self._drawn = output, drawn
+
+    def result(self, timeout: float | None = None) -> Any:
+        output = self._output.result(timeout)
+        while self._drawn:
+            self._drawn.pop().note()
+        return output
+
+
+class OneRankExecutor(UniProcExecutor):
+    """An executor whose steps are noted in the rows that they sample for, and which says what experts routers choose,
+    where `vllm.start.StartNotes` asks for it.
+
+    Where vLLM begins a step before it has the tokens of the one before, it asks for the output of each when it takes
+    its tokens. What ends a row is known then.
+    """
 
     def _init_executor(self) -> None:
         super()._init_executor()
@@ -27,12 +48,19 @@ class RecordingExecutor(UniProcExecutor):
             # Graphs of steps, which are made later, have to have it in them.
             self.collective_rpc(record_routes)
 
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Sample for the rows of the step whose model has run last."""
+        output: Any = super().sample_tokens(grammar_output, non_block=True)
+        drawn, self._notes.drawn[:] = [*self._notes.drawn], []
+        noted = _NotedOutput(output, drawn)
+        return noted if non_block else noted.result()
+
     @property
     def _notes(self) -> StartNotes:
         return cast(StartNotes, self.vllm_config.additional_config)
 
 
-class RankExecutor(RecordingExecutor):
+class RankExecutor(OneRankExecutor):
     """An executor of one rank. The other ranks are other processes with an engine each. All of them get the same
     requests in the same order, and their schedulers, which are deterministic, then agree on each step.
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlgraph.backends.engines.ragged import ragged_positions
 
 if TYPE_CHECKING:
-    from rlgraph.backends.engines.vllm.sampling import SampledRow
+    from rlgraph.backends.engines.vllm.sampled_row import SampledRow
 
 
 def record_routes(worker: Any) -> None:
@@ -80,9 +80,10 @@ class RouteRecorder:
 
 def whole_routes(routes: Sequence[np.ndarray], shape: tuple[int, int], tokens: int) -> Tensor:
     """Return the experts of all tokens of a row, int16 [tokens, *shape], from those of its first ones; -1 for the
-    others."""
+    others, of which the last is one."""
     whole = np.full((tokens, *shape), -1, np.int16)
     if routes:
-        known = np.concatenate(list(routes))[:tokens]
+        # The last token is not read, but where a step was begun ahead of knowing it for the last.
+        known = np.concatenate(list(routes))[: tokens - 1]
         whole[: len(known)] = known
     return torch.from_numpy(whole)

@@ -111,8 +111,8 @@ SPEC = EngineSpec(
     ),
     # Shares of the rates of the largest products and long copies, and seconds of a step's layers, fitted to GA01 to
     # GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. Of a row in a step
-    # the device takes 10 us, fitted to SB01 to SB20, where vLLM 0.30 prepares the next step meanwhile; here the device
-    # waits for the host, which takes 27 us more (`python benchmarks/vllm_host.py`). The attention of prompts is fitted
+    # the device takes 10 us, fitted to SB01 to SB20, of vLLM 0.30. The host prepares the next step meanwhile, in 1.5 ms
+    # and 27 us for each of its rows (`python benchmarks/vllm_host.py`). The attention of prompts is fitted
     # to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
     # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
     # B200 (unslothai/unsloth pull request 5123).
@@ -126,7 +126,9 @@ SPEC = EngineSpec(
                 call=0.02,
                 layer=2.3e-5,
                 experts=2e-5,
-                row=3.7e-5,
+                row=1e-5,
+                host=1.5e-3,
+                host_row=2.7e-5,
                 reduce=4.4e-6,
                 attention=0.85,
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.plan import ModelHolding
 from rlgraph.passes.cost.cache_reservation import CacheSizingInput, cache_reservation, one_row_cache_bytes
 
+if TYPE_CHECKING:
+    from rlgraph.backends.engines.vllm.sampled_row import DrawnTokens
+
 _EXECUTORS = "rlgraph.backends.engines.vllm.ranks"
 
 _RESERVED = ReservedCache()
@@ -40,12 +43,15 @@ _LATENT_ON_CPU: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class StartNotes:
-    """What executors of `vllm.ranks` are told beside vLLM's own arguments, as its `additional_config`."""
+    """What executors of `vllm.ranks` are told beside vLLM's own arguments, as its `additional_config`, and what they
+    share with the logits processor."""
 
     rank: int = 0
     url: str = ""
     """Where the ranks meet, where there are several."""
     records_routes: bool = False
+    drawn: list[DrawnTokens] = field(default_factory=list)
+    """What the step that samples now has drawn: its logits processor tells its executor."""
 
     def compute_hash(self) -> str:
         """Return the part of the name under which vLLM keeps what it compiles: that is the same wherever ranks meet."""
@@ -147,8 +153,8 @@ def vllm_arguments(spec: ModelSpec, shape: Shape, mesh: Mesh, limits: EngineLimi
         **(lora_options(spec.adapters, shape) if spec.adapters and limits.adapters == "apart" else {}),
         **(_LATENT_ON_CPU if shape.latent and has_no_gpu() else {}),
         "logits_processors": ["rlgraph.backends.engines.vllm.sampling:SamplingLogitsProcessor"],
-        # A token's place is the number of those before it, which must be known when it is sampled.
-        "async_scheduling": False,
+        # A GPU works on a step while its host schedules the next one.
+        "async_scheduling": not has_no_gpu(),
         "disable_log_stats": True,
         "seed": 0,
     }
@@ -185,13 +191,12 @@ def _check_kernels(shape: Shape) -> None:
 
 
 def _meeting_arguments(size: int, index: int, address: str | None, records_routes: bool = False) -> dict[str, Any]:
-    """Return the arguments by which the ranks over which layers are split find each other, and of what is recorded."""
-    if size == 1 and not records_routes:
-        return {}
+    """Return the arguments of this rank's executor: how the ranks over which layers are split find each other, and what
+    is recorded."""
     if size == 1:
         return {
-            "distributed_executor_backend": f"{_EXECUTORS}.RecordingExecutor",
-            "additional_config": StartNotes(records_routes=True),
+            "distributed_executor_backend": f"{_EXECUTORS}.OneRankExecutor",
+            "additional_config": StartNotes(records_routes=records_routes),
         }
     if address is None:
         raise EngineError(f"{size} ranks of a copy of vLLM need an address to meet at")
