@@ -24,6 +24,7 @@ from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths, largest_excess, parse_lengths
 from rlgraph.passes.cost.work import Tokens
 
@@ -580,7 +581,8 @@ step:
     differs = (STANDS_IN[facts.row.engine][1] if engine else {}) | _former(facts.row)
     if facts.row.engine in CACHE_COPIES:
         once, for_head = CACHE_COPIES[facts.row.engine]
-        differs["cached"] = once + for_head * facts.shape.heads / facts.shape.kv_heads
+        usual = default_constants("gpu").rates[engine or facts.row.engine, "generate"].cached
+        differs["cached"] = usual * (once + for_head * facts.shape.heads / facts.shape.kv_heads)
     if facts.served:
         differs["begin"] = next(begin for source, begin in SERVED if re.search(source, facts.row.cells["source"]))
     return Experiment(

@@ -15,7 +15,7 @@ AHEAD: Mapping[str, float] = {"row": 1e-5}
 """From 0.14 on, where it prepares the next step while one runs, as our engine does not: seconds of each row of a
 decoding step (fitted to SB01 to SB20 of docs/why/accuracy.md, of 0.30), which are then the device's."""
 
-ROW: Mapping[str, float] = {"row": 4.9e-5}
+ROW: Mapping[str, float] = {"row": 4.5e-5}
 """Before, with what the host takes (fitted to GA01 to GA17, of 0.12)."""
 
 IN_2024: Mapping[str, float] = {"block": 2.5e-4, "row": 4.2e-5 + AHEAD["row"]}
