@@ -24,6 +24,7 @@ from rlgraph.catalog.models.configs import known_models as model_names
 from rlgraph.catalog.models.families import parameter_count
 from rlgraph.catalog.models.shape import Shape, UnsupportedModel
 from rlgraph.passes.cost import work
+from rlgraph.passes.cost.constants import default_constants
 from rlgraph.passes.cost.lengths import Lengths, largest_excess, parse_lengths
 from rlgraph.passes.cost.work import Tokens
 
@@ -41,7 +42,7 @@ PER_NODE = 8
 """Devices of a node, where a row does not say."""
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "trtllm": ("vllm", {**NO_HOST, "row": 9.3e-6, "compute": 0.85, "call": 0.0}),
+    "trtllm": ("vllm", {**NO_HOST, "row": 9.3e-6, "compute": 0.9, "call": 0.0}),
     **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", NO_HOST)),
     "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
@@ -51,11 +52,11 @@ STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
 TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
-more (fitted to TP01 and to TA01, 03, 05 and 07), and its benchmarks wait for no order. SGLang's host works while
-the device does (since 0.4), and LMDeploy's is written in C++. Where nothing is known of a
-system's loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and
-the gradients of Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands
-in for it. Tables of results name both."""
+more (fitted to these, to TP01, and to TA01, 03, 05 and 07), and its benchmarks wait for no order. SGLang's host works
+while the device does (since 0.4), and LMDeploy's is written in C++. Where nothing is known of a system's loss it is
+taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and the gradients of
+Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands in for it. Tables
+of results name both."""
 
 CACHE_COPIES: Mapping[str, tuple[float, float]] = {"hf-generate": (3.0, 2.0)}
 """How often a system moves its cache in a decoding step, and how often more for each head that shares keys with others.
@@ -580,7 +581,8 @@ step:
     differs = (STANDS_IN[facts.row.engine][1] if engine else {}) | _former(facts.row)
     if facts.row.engine in CACHE_COPIES:
         once, for_head = CACHE_COPIES[facts.row.engine]
-        differs["cached"] = once + for_head * facts.shape.heads / facts.shape.kv_heads
+        usual = default_constants("gpu").rates[engine or facts.row.engine, "generate"].cached
+        differs["cached"] = usual * (once + for_head * facts.shape.heads / facts.shape.kv_heads)
     if facts.served:
         differs["begin"] = next(begin for source, begin in SERVED if re.search(source, facts.row.cells["source"]))
     return Experiment(

@@ -15,7 +15,7 @@ NO_HOST: Mapping[str, float] = {"host": 0.0, "host_row": 0.0}
 """An engine whose host never holds up its device, or one whose device always waits, which adds up in its other
 constants."""
 
-ROW: Mapping[str, float] = {**NO_HOST, "row": 4.9e-5}
+ROW: Mapping[str, float] = {**NO_HOST, "row": 4.5e-5}
 """Before 0.14, which does not prepare a step while another one runs: with what the host takes for each row (fitted to
 GA01 to GA17, of 0.12)."""
 

@@ -18,13 +18,17 @@ class Rates:
     compute: float
     """Share of the rate of the device's largest matrix products that its own reach."""
     memory: float
-    """Share of the rate of a long copy in the device's memory that it reaches."""
+    """Share of the rate of a long copy in the device's memory that it reaches; in a decoding step, of the rates at
+    which kernels read weights, and keys and values."""
     call: float = 0.0
     """Seconds of each call."""
     block: float = 0.0
     """Seconds of each micro-batch, or of each decoding step."""
     layer: float = 0.0
     """Seconds of each layer of each micro-batch: launching its kernels, where that is not hidden."""
+    products: int = 0
+    """For `generate`: the products of a layer that are kernels of their own, of rows of a decoding step or of prompts.
+    Each takes its device's `product_latency`, and attention of a step the `attention_latency`; 0: `layer` has all."""
     queues: bool = False
     """For `generate`: whether the host launches a step's kernels while the device works on those before: the longer
     of the two counts. Else a step takes both."""
@@ -89,7 +93,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
             0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, gradient=6, stepped=12, update=5e-3, hides=0.25
         ),
         "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, logit=24, hides=0.25),
-        "generate": Rates(0.4, 0.45, call=0.02, layer=6.7e-4, queues=True, logit=34),
+        "generate": Rates(0.4, 1.0, call=0.02, layer=6.7e-4, queues=True, cached=2.2, logit=34),
     },
     "cpu": {
         "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),
@@ -100,5 +104,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
 """Rates of an engine that runs a model as it is written in torch, layer by layer. On a GPU what training reaches is
 fitted to those of the rows FH, FA, FB and FL of docs/why/accuracy.md that are not held out: models of 1 to 70 billion
 parameters that shard their parameters over 8 to 128 A100 and H100. Work that only reads is assumed to reach as much.
-Bytes of a logit and of a weight are counted, in bfloat16: 25 with all tiles kept (docs/why/speed.md), 24 where nothing
-is trained, 34 where a token is sampled, of which no Python asks row by row; `python benchmarks/step_bytes.py`."""
+Decoding reads weights as fast as kernels do, which are the same as vLLM's, and keys and values at 0.45 of that
+(assumed). Bytes of a logit and of a weight are counted, in bfloat16: 25 with all tiles kept (docs/why/speed.md), 24
+where nothing is trained, 34 where a token is sampled, of which no Python asks row by row;
+`python benchmarks/step_bytes.py`."""

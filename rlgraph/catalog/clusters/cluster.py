@@ -47,6 +47,14 @@ class Device:
     hide nothing."""
     plain_attention: float = 0.5
     """The same for kernels that run on every device (FlashAttention 2)."""
+    weight_stream: float = 1.0
+    """The share of its memory's bandwidth at which products of a few rows read large matrices."""
+    cache_stream: float = 1.0
+    """The share at which the attention of a decoding step reads keys and values."""
+    product_latency: float = 0.0
+    """Seconds that a product of a few rows takes in addition to its bytes."""
+    attention_latency: float = 0.0
+    """Seconds that the attention of a layer takes in a decoding step in addition to its bytes."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -67,6 +75,16 @@ class Device:
     def stream_bandwidth(self) -> float:
         """The bytes per second that a long copy in its memory reaches."""
         return self.bandwidth * self.stream
+
+    @property
+    def weight_bandwidth(self) -> float:
+        """The bytes per second at which products of a few rows read large matrices."""
+        return self.bandwidth * self.weight_stream
+
+    @property
+    def cache_bandwidth(self) -> float:
+        """The bytes per second at which the attention of a decoding step reads keys and values."""
+        return self.bandwidth * self.cache_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +267,12 @@ class Cluster:
 def _weakest(devices: Sequence[Device]) -> Device:
     """Return a device with the worst of each number of some devices, and the highest price."""
     dtypes = dict.fromkeys(dtype for device in devices for dtype, _ in device.flops)
+    bandwidth = min(device.stream_bandwidth for device in devices)
     return Device(
         " and ".join(dict.fromkeys(device.name for device in devices)),
         min(device.memory for device in devices),
         tuple((dtype, min(device.matmul_flops(dtype) for device in devices)) for dtype in dtypes),
-        min(device.stream_bandwidth for device in devices),
+        bandwidth,
         min(device.link for device in devices),
         min(device.network for device in devices),
         min(device.host for device in devices),
@@ -261,4 +280,8 @@ def _weakest(devices: Sequence[Device]) -> Device:
         host_memory=min(device.host_memory for device in devices),
         attention=min(device.attention for device in devices),
         plain_attention=min(device.plain_attention for device in devices),
+        weight_stream=min(device.weight_bandwidth for device in devices) / bandwidth,
+        cache_stream=min(device.cache_bandwidth for device in devices) / bandwidth,
+        product_latency=max(device.product_latency for device in devices),
+        attention_latency=max(device.attention_latency for device in devices),
     )

@@ -28,24 +28,31 @@ FIELDS: Mapping[str, QuantityKind] = {
     "stream": "share",
     "attention": "share",
     "plain_attention": "share",
+    "weight_stream": "share",
+    "cache_stream": "share",
+    "product_latency": "time",
+    "attention_latency": "time",
     "link_latency": "time",
     "network_latency": "time",
 }
 """The fields of a device, and the kind of quantity of each."""
 
-SHARES = {"dense": 0.8, "stream": 0.9, "attention": 0.6, "plain_attention": 0.6}
+USUAL = {
+    **{"dense": 0.8, "stream": 0.9, "attention": 0.6, "plain_attention": 0.6, "weight_stream": 0.8},
+    **{"cache_stream": 0.85, "product_latency": 5e-6, "attention_latency": 2e-5},
+}
 """Defaults of a device that does not give these fields: those of most devices in the table."""
 
-OPTIONAL = ("float8", "bfloat16", "float64", "host_memory", *SHARES)
+OPTIONAL = ("float8", "bfloat16", "float64", "host_memory", *USUAL)
 """Fields that may be left out. Then the rate is that of float32, the host has as much memory as its devices, and a
-share is that of `SHARES`."""
+share or latency of its kernels is that of `USUAL`."""
 
-_NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", "host_memory", *SHARES)
+_NUMBERS = ("memory", "bandwidth", "link", "network", "host", "price", "host_memory", *USUAL)
 
 OF_A_NODE = ("network", "host_memory")
 """Fields that the devices of a node share, and that may be given for the whole node."""
 
-MAY_BE_ZERO = ("price", "link_latency", "network_latency")
+MAY_BE_ZERO = ("price", "link_latency", "network_latency", "product_latency", "attention_latency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class ListedDevice:
 def make_device(name: str, values: Mapping[str, float]) -> ListedDevice:
     """Make a device from its fields in base units; all of `FIELDS` but those in `OPTIONAL` are required."""
     flops = tuple((dtype, values[dtype]) for dtype in DTYPES if dtype in values)
-    defaults = {**SHARES, "host_memory": values["memory"]}
+    defaults = {**USUAL, "host_memory": values["memory"]}
     numbers = {name: values[name] if name in values else defaults[name] for name in _NUMBERS if name != "memory"}
     device = Device(name=name, memory=round(values["memory"]), flops=flops, **numbers)
     return ListedDevice(device, values["link_latency"], values["network_latency"])

@@ -34,7 +34,18 @@ class MeasuredDevice:
         if device.name != self.name:
             return device
         flops = tuple({**dict(device.flops), **self.flops}.items())
-        return replace(device, flops=flops, bandwidth=self.bandwidth, dense=1.0, stream=1.0)
+        # Measured rates of engines have all that is less than these, and what kernels take to begin.
+        return replace(
+            device,
+            flops=flops,
+            bandwidth=self.bandwidth,
+            dense=1.0,
+            stream=1.0,
+            weight_stream=1.0,
+            cache_stream=1.0,
+            product_latency=0.0,
+            attention_latency=0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

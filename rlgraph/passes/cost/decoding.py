@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlgraph.backends.enginespec.memory import ReservedCache
+from rlgraph.backends.enginespec.rates import Rates
 from rlgraph.catalog.models.families import linear_layers
 from rlgraph.passes.cost import latent_attention, work
 from rlgraph.passes.cost.activations import saved_layer_bytes_per_token
@@ -210,14 +211,18 @@ def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constan
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
         + rates.begin * begun
-        + calls
-        * (
-            rates.block
-            + rates.layer * shape.layers
-            + rates.experts * shape.expert_layer_count
-            + rates.adapted * adapted
-        ),
+        + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted),
     )
+
+
+def _pass_overhead(config: ModelConfig, deployment: Deployment, rates: Rates, decodes: bool = False) -> float:
+    """Return the seconds of a pass over prompts, or of a decoding step, beside its bytes and products: what the engine
+    does, and what kernels take to begin."""
+    device, shape = deployment.island.device, config.shape
+    layer = rates.layer + rates.products * device.product_latency
+    if decodes and rates.products:
+        layer += device.attention_latency
+    return rates.block + layer * shape.layers + rates.experts * shape.expert_layer_count
 
 
 def _adapted_matrices(config: ModelConfig, deployment: Deployment) -> int:
@@ -298,12 +303,14 @@ class DecodeStepCost:
     def __init__(self, config: ModelConfig, deployment: Deployment, constants: Constants, batch: Batch) -> None:
         shape, device = config.shape, deployment.island.device
         rates = constants.rates[deployment.engine, "generate"]
-        bandwidth = device.stream_bandwidth * rates.memory
+        bandwidth, cache_bandwidth = device.weight_bandwidth * rates.memory, device.cache_bandwidth * rates.memory
         context = work.attended_tokens(shape, (batch.prompt.mean + batch.ended_row_tokens) / 2)
-        self.weights = work.active_parameter_count(shape) * config.item_bytes / deployment.tp / bandwidth
+        # Of an embedding that is no head, too, a step reads nothing but the tokens' rows.
+        embedding = 0 if shape.tied else shape.vocab * shape.hidden
+        active = work.active_parameter_count(shape)
+        self.weights = (active - embedding) * config.item_bytes / deployment.tp / bandwidth
         self.others = (
-            work.stage_parameter_count(shape, config.kind, 1) * config.item_bytes / deployment.tp / bandwidth
-            - self.weights
+            (work.stage_parameter_count(shape, config.kind, 1) - active) * config.item_bytes / deployment.tp / bandwidth
         )
         """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
@@ -318,7 +325,7 @@ class DecodeStepCost:
             )
             token_bytes += 2 * shape.layers * numbers * config.item_bytes / deployment.tp
         # Each rank has the logits of the whole vocabulary.
-        self.cache = (rates.cached * token_bytes * context + rates.logit * shape.vocab) / bandwidth
+        self.cache = rates.cached * token_bytes * context / cache_bandwidth + rates.logit * shape.vocab / bandwidth
         flops = work.decode_flops_per_token(shape, context, deployment.engine_spec.absorbs_latent)
         self.compute = flops / deployment.tp / (device.matmul_flops(config.product_dtype) * rates.compute)
         inner, _ = deployment.tp_and_pp_links(constants)
@@ -330,7 +337,7 @@ class DecodeStepCost:
             * shape.layers
             * (inner.all_reduce_latency_seconds(deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0))
         )
-        self.overhead = rates.block + rates.layer * shape.layers + rates.experts * shape.expert_layer_count
+        self.overhead = _pass_overhead(config, deployment, rates, decodes=True)
         if adapted := _adapted_matrices(config, deployment):
             self.weights += work.adapter_parameter_count(shape) * config.item_bytes / bandwidth
             self.compute += work.adapter_flops(shape, Tokens(1, 1, context, 1, 1)) / (

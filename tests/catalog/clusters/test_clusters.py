@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rlgraph
 from rlgraph.catalog.clusters.cluster import Cluster
-from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, SHARES, device_names_by_alias, known_devices
+from rlgraph.catalog.clusters.devices import FIELDS, MAY_BE_ZERO, OPTIONAL, USUAL, device_names_by_alias, known_devices
 from rlgraph.catalog.clusters.read import MOST_DEVICES, read_cluster
 from rlgraph.catalog.clusters.units import format_exact, format_quantity
 from rlgraph.errors import Diagnostic, ProgramError
@@ -86,7 +86,7 @@ NETWORKS = st.one_of(
 
 def field(name: str, value: float) -> str:
     """As text; a share is at most 1."""
-    return format_exact(1 / value if name in SHARES else value, FIELDS[name])
+    return format_exact(1 / value if name in USUAL else value, FIELDS[name])
 
 
 GROUPS = st.builds(

@@ -109,11 +109,12 @@ SPEC = EngineSpec(
         cpu_packs_experts=True,
         cpu_adapters_by_token=True,
     ),
-    # Shares of the rates of the largest products and long copies, and seconds of a step's layers, fitted to GA01 to
-    # GA17 of docs/why/accuracy.md: one model of 32 billion parameters on two, four and eight H100. Of a row in a step
-    # the device takes 10 us, fitted to SB01 to SB20, of vLLM 0.30. The host prepares the next step meanwhile, in 1.5 ms
-    # and 27 us for each of its rows (`python benchmarks/vllm_host.py`). The attention of prompts is fitted
-    # to VP05, VP07, VR01 and VR03: of 1,024 to 32,000 tokens, on an A100 and on a 4090.
+    # In decoding weights, keys and values are read as fast as kernels do on a device (`devices.toml`). The share of the
+    # largest products' rate that its own reach, and 3 us of a layer for norms and activations, are fitted to GA01 to
+    # GA17 and SB01 to SB20 of docs/why/accuracy.md. Of a row in a step the device takes 10 us, fitted to SB01 to SB20,
+    # of vLLM 0.30. The host prepares the next step meanwhile, in 1.5 ms and 27 us for each of its rows
+    # (`python benchmarks/vllm_host.py`). The attention of prompts is fitted to VP05, VP07, VR01 and VR03: of 1,024 to
+    # 32,000 tokens, on an A100 and on a 4090.
     # An adapter beside a matrix: 4.4 to 4.7 ms of a step of 8 to 48 rows, of four matrices in each of 48 layers, on a
     # B200 (unslothai/unsloth pull request 5123).
     # On a CPU a decoded row takes what docs/why/calibration.md has measured.
@@ -121,15 +122,15 @@ SPEC = EngineSpec(
         "gpu": {
             "generate": Rates(
                 0.68,
-                0.95,
+                1.0,
                 adapted=2.5e-5,
                 call=0.02,
-                layer=2.3e-5,
+                layer=3e-6,
+                products=4,
                 experts=2e-5,
                 row=1e-5,
                 host=1.5e-3,
                 host_row=2.7e-5,
-                reduce=4.4e-6,
                 attention=0.85,
             )
         },
