@@ -181,12 +181,13 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
     options = Options(step, question.constants, settings, _parts(question, parts, step))
-    for known in question.known:
-        # Options are known by the identity of components and node groups.
-        if known.cluster is question.cluster and known.options.is_like(options):
-            parts = known.options.adopt(parts, options, known.components)
-            options = known.options
-            break
+    # Options are known by the identity of components and node groups.
+    alike = [known for known in question.known if known.cluster is question.cluster]
+    if same := next((known for known in alike if known.options.is_like(options)), None):
+        parts = same.options.adopt(parts, options, same.components)
+        options = same.options
+    elif like := next((known for known in alike if known.options.has_like_strategies(options)), None):
+        parts = options.share_strategies(parts, like.options)
     ahead = 0 if question.sequential_steps else older
     problem = PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, ahead)
     if not ahead and not question.sequential_steps and _samples_beside_training(problem):

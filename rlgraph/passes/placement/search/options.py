@@ -54,7 +54,12 @@ class Options(MadeOptions):
 
     def is_like(self, other: Options) -> bool:
         """Return whether these are the options of the same work with the same settings, whatever the components."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("tasks", "constants", "settings"))
+        return self.has_like_strategies(other) and self.settings == other.settings
+
+    def has_like_strategies(self, other: Options) -> bool:
+        """Return whether these are the options of the same work, and have the same strategies."""
+        same_work = self.tasks == other.tasks and self.constants == other.constants
+        return same_work and self.settings.has_same_strategies(other.settings)
 
     def adopt(self, components: Sequence[Component], other: Options, known: Sequence[Component]) -> Sequence[Component]:
         """Return the components of other options that are like these, so that these are theirs, too: in place of one
@@ -70,6 +75,19 @@ class Options(MadeOptions):
         ]
         self.parts |= {key: parts for key, parts in other.parts.items() if any(key == id(one) for one in adopted)}
         return adopted
+
+    def share_strategies(self, components: Sequence[Component], other: Options) -> Sequence[Component]:
+        """Take the strategies of other options, of the same work on the same node groups, whose models may be offloaded
+        otherwise. Return the components: in place of one that has strategies there, that one."""
+
+        def known(component: Component) -> Component:
+            return next((own for own in other.components.values() if own == component), component)
+
+        self.strategies, self.components = other.strategies, other.components
+        parts = [tuple(map(known, each)) for each in self.parts.values()]
+        self.parts.clear()
+        self.parts.update({id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts})
+        return [known(component) for component in components]
 
     @property
     def work_done(self) -> float:

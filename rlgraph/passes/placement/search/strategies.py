@@ -43,16 +43,16 @@ class Strategies:
 
     def __init__(self, tasks: Sequence[Task], constants: Constants, settings: SearchSettings) -> None:
         self.tasks, self.constants, self.settings = tasks, constants, settings
-        self._components: dict[int, Component] = {}
+        self.components: dict[int, Component] = {}
         """The components by their ids, which are the keys of the other caches: several problems may share components,
         and options."""
-        self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
+        self.strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
 
     def strategies_by_split(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
 
         def group_strategies_by_split() -> list[list[Strategy]]:
-            self._components[id(component)] = component
+            self.components[id(component)] = component
             by_split = groupby(
                 self.all_strategies(component, island),
                 lambda strategy: (
@@ -64,7 +64,7 @@ class Strategies:
             )
             return [list(same_split) for _, same_split in by_split]
 
-        return get_or_compute(self._strategies, (id(component), id(island)), group_strategies_by_split)
+        return get_or_compute(self.strategies, (id(component), id(island)), group_strategies_by_split)
 
     def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
