@@ -47,6 +47,10 @@ class ChunkedStrategy(Strategy):
         """The results of `numbers`, by the first of them."""
         self._loads: dict[int, list[float]] = {}
 
+    @property
+    def stages_wait(self) -> bool:
+        return False
+
     def for_replicas(self, copies: int) -> Strategy:
         """Return the strategy with the fewest parts with which so many replicas do all tasks of a step in the fewest
         seconds."""
