@@ -55,6 +55,8 @@ class PlacementQuery:
     """Plan as if each step had to end before the next one begins."""
     read_separately: tuple[str, ...] = ()
     """Models that are read elsewhere than they are trained."""
+    reads_apart: bool = True
+    """Whether a model may be read with another split than it is trained with, in the same pool."""
     fuse: bool = True
     """Whether trainings that can may share a pipeline."""
     streamed_tables: tuple[str, ...] = ()
@@ -180,7 +182,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         host_optimizer=question.host_optimizer,
         said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
-    options = Options(step, question.constants, settings, _parts(question, parts, step))
+    divided = _parts(question, parts, step) if question.reads_apart else []
+    options = Options(step, question.constants, settings, divided)
     # Options are known by the identity of components and node groups.
     alike = [known for known in question.known if known.cluster is question.cluster]
     if same := next((known for known in alike if known.options.is_like(options)), None):
