@@ -71,14 +71,14 @@ class Bounds:
         (island,) = problem.cluster.islands
         count, least = len(problem.sync_pairs), dict[int, float]()
         options = problem.options
-        for number, (component, twin) in enumerate(zip(problem.components, problem.twins, strict=True)):
-            parts, limit = [options.parts.get(id(one), (one,)) for one in (component, twin)], self.limits.get(number)
+        for place, (component, twin) in enumerate(zip(problem.components, problem.twins, strict=True)):
+            parts = [options.parts.get(id(one), (one,)) for one in (component, twin)]
             for part, known in zip(*parts, strict=True):
                 where = known, island, island.device_count, self.fuses
                 taken = (
                     options.quick_task_seconds(*where)
                     if is_quick
-                    else options.least_task_seconds(*where, limit or NO_LIMIT)
+                    else options.least_task_seconds(*where, self.limits[place])
                 )
                 for task, other in zip(part.tasks, known.tasks, strict=True):
                     if other in taken:
