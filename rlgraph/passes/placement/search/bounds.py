@@ -55,8 +55,9 @@ class Bounds:
         cheapest = min(island.device.price for island in problem.cluster.islands) / 3600
         dollars = cheapest if problem.goal == "cost" else 0.0
         partners = problem.fusing.partners if self.fuses else ()
-        # At first a few options are left out by what is quick to tell, and more of the others.
-        for is_quick in (False,) if self.limits else (True, False):
+        # At first some options are left out by what is quick to tell; of those that a search has made then, more are.
+        quick = [True] if self.incumbent.best is self.incumbent.known else [True, False]
+        for is_quick in [False] if self.limits else quick:
             self.limits = {
                 number: Limit(value, besides_s, dollars, number in partners)
                 for number, besides_s in enumerate(self.seconds_besides(is_quick))
