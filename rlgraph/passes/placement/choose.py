@@ -208,6 +208,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
             [(said, partial(has_fitting_plan, changed)) for said, changed in smaller_questions(question)],
             [make_problem(variant) for variant in queries_with_other_engines(without)],
+            lambda: has_fitting_plan(replace(question, shares_processes=False)),
         )
     )
 

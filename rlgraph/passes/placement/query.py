@@ -55,6 +55,8 @@ class PlacementQuery:
     """Plan as if each step had to end before the next one begins."""
     read_separately: tuple[str, ...] = ()
     """Models that are read elsewhere than they are trained."""
+    shares_processes: bool = True
+    """Whether models that something needs at once are in the same processes, as they have to be."""
     reads_apart: bool = True
     """Whether a model may be read with another split than it is trained with, in the same pool."""
     fuse: bool = True
@@ -226,7 +228,11 @@ def _components(question: PlacementQuery, step: Sequence[Task], apart: Collectio
     }
     divided = make_components(question.program, question.schedule, question.shapes, step, apart)
     return [
-        replace(component, fewest_replicas=max((fewest.get(number, 1) for number in component.tasks), default=1))
+        replace(
+            component,
+            fewest_replicas=max((fewest.get(number, 1) for number in component.tasks), default=1),
+            shared=component.shared if question.shares_processes else None,
+        )
         for component in divided
     ]
 
