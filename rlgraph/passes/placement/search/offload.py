@@ -57,8 +57,9 @@ def partitions_worth_offloading(
 
     all_components = range(len(problem.components))
     unlimited = search_partitions(candidates)
+    sizes = {blocks: box for blocks in candidates if (box := unlimited.tightened.get(blocks)) is not None}
     if not unlimited.could or ways or is_quick:
-        return unlimited.could, unlimited.incumbent.proven_bound(), {}
+        return unlimited.could, unlimited.incumbent.proven_bound(), sizes
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
     brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
     limited = [search_partitions(remaining, brought)] if brought else []
@@ -68,7 +69,6 @@ def partitions_worth_offloading(
         for blocks in remaining
         if any(blocks in search.could for search in limited)
     }
-    sizes = {blocks: unlimited.tightened[0, blocks] for blocks in could if (0, blocks) in unlimited.tightened}
     return could, min(search.incumbent.proven_bound() for search in (unlimited, *limited)), sizes
 
 

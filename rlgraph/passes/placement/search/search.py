@@ -138,8 +138,9 @@ class Search:
         self._limited_by: SearchResult | None = None
         """The plan that options have to beat."""
         self.within = within
-        self.tightened: dict[tuple[int, Blocks], Box] = {}
-        """The sizes of the pools of each partition, as far as bounds have left them, when it was first looked at."""
+        self.tightened: dict[Blocks, Box] = {}
+        """The sizes of the pools of each partition among the candidates, as far as bounds have left them when it was
+        first looked at."""
         self._seen_allocations: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
         self._postponed: list[Postponed] = []
@@ -233,7 +234,8 @@ class Search:
             tighter = self.stages[way].tighten_box(blocks, box)
             if tighter is None:
                 continue
-            self.tightened.setdefault((way, blocks), tighter)
+            if way == first:
+                self.tightened.setdefault(blocks, tighter)
             if tighter != box:
                 box, least, sharp = tighter, max(least, self.box_bound(way, blocks, tighter)), False
                 if heap and least > heap[0][0]:
