@@ -23,8 +23,9 @@ from rlgraph.passes.compilation.finalists import choose_by_simulation
 from rlgraph.passes.compilation.stream_blocks import streaming_gains
 from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
 from rlgraph.passes.placement.plan_from_search import plan_from_search
-from rlgraph.passes.placement.query import make_problem
+from rlgraph.passes.placement.query import PlacementQuery, make_problem
 from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.option import SeparateReadingOption
 from rlgraph.passes.placement.search.problem import PlacementProblem
 from rlgraph.passes.placement.search.progress import OutOfTime, ProgressLine, SearchControl
 from rlgraph.passes.placement.search.search import Search, uncollected
@@ -265,7 +266,7 @@ def evaluate_change(
 ) -> EvaluatedChange:
     """Return the best plan after a change; of some ways to share pools, if these are given, and the best that is found
     until `ends`. told: seconds of a step of the choice by the simulator, where work overlaps in it."""
-    problem = make_problem(other.question)
+    problem = make_problem(_nearer(choice, other.question))
     all_blocks = candidate_partitions(problem, other.question)
     near_blocks = [blocks for blocks in all_blocks if near is None or pool_components(blocks) in near]
     found = choice.search_result
@@ -305,6 +306,15 @@ def evaluate_change(
         )
     saves = 1 - best.value / choice.search_result.value if choice.search_result.value else 0.0
     return EvaluatedChange(other.name, other.detail, best.seconds, _price(problem, best), saves)
+
+
+def _nearer(choice: PlacementChoice, question: PlacementQuery) -> PlacementQuery:
+    """Return a question without a way to read models that the chosen plan does not use either: it saves little, and
+    where options are not those of the choice, to make those of it takes a quarter of a search."""
+    if question.cluster is choice.question.cluster and question.workload == choice.question.workload:
+        return question
+    apart = any(isinstance(option, SeparateReadingOption) for option in choice.search_result.options)
+    return question if apart else replace(question, reads_apart=False)
 
 
 def _streamed(choice: PlacementChoice, ends: float) -> Iterator[EvaluatedChange]:

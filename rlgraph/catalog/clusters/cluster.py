@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
@@ -113,6 +113,22 @@ class NodeGroup:
     def device_count(self) -> int:
         """The number of devices."""
         return sum(part.device_count for part in self.parts) if self.parts else self.nodes * self.per_node
+
+    def has_like_nodes(self, other: NodeGroup) -> bool:
+        """Return whether nodes have as many devices, of the same kind, so that work needs as much memory of them."""
+        same_kind = self.device.kind == other.device.kind
+        return same_kind and self.per_node == other.per_node and not self.parts and not other.parts
+
+    def takes_as_long_as(self, other: NodeGroup) -> bool:
+        """Return whether work that both have room for takes as long on either: they differ in how many nodes there are,
+        if there are several, and in what a device holds and costs."""
+        one, two = (
+            replace(
+                group, nodes=min(group.nodes, 2), device=replace(group.device, memory=0, host_memory=0.0, price=0.0)
+            )
+            for group in (self, other)
+        )
+        return one == two
 
     @property
     def host_memory(self) -> float:

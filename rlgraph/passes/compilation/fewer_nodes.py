@@ -52,17 +52,14 @@ def no_slower_than_on_fewer_nodes(choice: PlacementChoice, ends: float) -> Place
 
 
 def fewer_nodes_in_flight(choice: PlacementChoice, ends: float, may_stream: bool) -> PlacementChoice:
-    """Return a choice of a plan whose steps overlap, or the best plan on a share of the nodes, if the simulator says
-    that it is better. ends: the monotonic time at which to stop searching. may_stream: whether tables may stream that
-    no line names."""
-    least, (island, *others) = simulated_objective_value(choice), choice.question.cluster.islands
-    if least is None or others or island.nodes < FEW_NODES:
+    """Return a choice of a plan whose steps overlap, or the best plan on a share of the nodes, or on a share of these,
+    if the simulator says that it is better. ends: the monotonic time at which to stop searching. may_stream: whether
+    tables may stream that no line names."""
+    best, least, others = choice, simulated_objective_value(choice), choice.question.cluster.islands[1:]
+    if least is None or others:
         return choice
     try:
-        for parts in PARTS:
-            other = choose_before_deadline(ends, replace(choice.question, most_nodes=island.nodes // parts))
-            if other is None or other.search_result.value > (1 + BEHIND) * choice.search_result.value:
-                continue
+        for other in _on_shares_of_nodes(choice, ends):
             tried = simulate_choice(other, least)
             # To look at streams takes seconds: only where they have paid on all nodes.
             if may_stream and choice.plan.blocks:
@@ -70,10 +67,26 @@ def fewer_nodes_in_flight(choice: PlacementChoice, ends: float, may_stream: bool
 
                 tried = with_best_streamed_tables(tried, ends)
             value = simulated_objective_value(tried)
-            return choice if value is None or value >= least else adapt_to_first_query(tried, choice)
+            if value is not None and value < least:
+                best, least = adapt_to_first_query(tried, choice), value
     except (OutOfTime, ChoiceInterrupted):
         pass
-    return choice
+    return best
+
+
+def _on_shares_of_nodes(choice: PlacementChoice, ends: float) -> Iterator[PlacementChoice]:
+    """Yield the best plan on a share of the nodes, then that on a share of these, and so on, until all are slower than
+    the last one by `BEHIND`: so a cluster looks at all that a smaller one looks at. Raises OutOfTime."""
+    nodes, last = choice.question.cluster.islands[0].nodes, choice.search_result.value
+    while nodes >= FEW_NODES:
+        for parts in PARTS:
+            other = choose_before_deadline(ends, replace(choice.question, most_nodes=nodes // parts))
+            if other is not None and other.search_result.value <= (1 + BEHIND) * last:
+                yield other
+                nodes, last = nodes // parts, other.search_result.value
+                break
+        else:
+            return
 
 
 def _on_fewer_nodes(choice: PlacementChoice, ends: float) -> Iterator[PlacementChoice]:

@@ -87,6 +87,15 @@ class LatencyModel:
         busy = row * rows + block * turns
         return self.call + busy + _before(self.stages, chunks, turns) * max(busy / turns, row * self.longest + block)
 
+    def least_seconds(self, rows: float, waits: bool) -> float:
+        """Return seconds that no passes over so many rows or more take less than, however many chunks a stage has.
+        waits: whether its stages wait for each other, with one chunk on each."""
+        if rows == 0:
+            return self.call
+        rows = self.rows_of_fullest_rank(rows)
+        bubbles = (self.stages - 1) * (self.row_s * self.longest + self.block_s) if waits else 0.0
+        return self.call + self.row_s * rows + self.block_s * self.micro_batch_count(rows) + bubbles
+
     def bubble_seconds(self, turns: float, turn: float) -> float:
         """Return the seconds in which stages wait: as long as the longest micro-batch takes to pass all of them (a
         flow shop whose machines are alike: Pinedo, Scheduling, section 6.1), or with several chunks of the layers on a

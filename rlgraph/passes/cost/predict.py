@@ -97,6 +97,11 @@ class TaskCostModel:
         begins, rows, updates = get_or_compute(self._common, copies, lambda: self._begin(copies))
         return begins + (self.passes.seconds_with_chunks(rows, chunks) if self.passes else 0.0) + updates
 
+    def least_seconds(self, copies: int, waits: bool) -> float:
+        """Return seconds that no number of replicas up to this one takes less than: what these exchange is not counted,
+        nor what is sampled. waits: whether the stages of a pipeline wait for each other, with one chunk on each."""
+        return self.passes.least_seconds(self.rows_of_fullest_replica(copies), waits) if self.passes else 0.0
+
     def _begin(self, copies: int) -> tuple[float, float, float]:
         """Return the values that `_common` has for so many replicas."""
         rows = self.rows_of_fullest_replica(copies)
@@ -189,6 +194,9 @@ class NodeGroupsTaskCostModel(TaskCostModel):
 
     def seconds(self, copies: int) -> float:
         return max([part.seconds(copies) for part in self.parts])
+
+    def least_seconds(self, copies: int, waits: bool) -> float:
+        return max([part.least_seconds(copies, waits) for part in self.parts])
 
     def seconds_with_chunks(self, copies: int, chunks: int) -> float:
         return max([part.seconds_with_chunks(copies, chunks) for part in self.parts])

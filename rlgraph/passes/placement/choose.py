@@ -7,11 +7,12 @@ price.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import monotonic
+from types import MappingProxyType
 
 from rlgraph.errors import ProgramError
 from rlgraph.ir.plan import Plan
@@ -26,7 +27,7 @@ from rlgraph.passes.placement.query import (
     queries_with_other_engines,
     without_device_pools,
 )
-from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
 from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.decompositions import Decompositions
 from rlgraph.passes.placement.search.enlarge_kv_caches import enlarge_kv_caches
@@ -102,7 +103,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
     # A search that has ended with its work leaves none for another one: only the bound is told.
     tired = not small and problem.options.work_done > _most_work(question).near
     try:
-        could, bound = partitions_worth_offloading(
+        could, bound, sizes = partitions_worth_offloading(
             problems[0],
             candidate_partitions(problems[-1], question, together.reader_components if together else ()),
             found,
@@ -117,7 +118,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         )
     except OutOfTime:
         # Nothing is proven of them.
-        could, bound = {}, 0.0
+        could, bound, sizes = {}, 0.0, {}
     only = [blocks for blocks, least in could.items() if least < (1 - _asleep(question)) * found.value]
     bound = min(found.bound, bound, *(least for blocks, least in could.items() if blocks not in only))
     awake = replace(awake, search_result=replace(found, bound=bound))
@@ -126,7 +127,7 @@ def choose_with_offload(question: PlacementQuery, awake: PlacementChoice) -> Pla
         return replace(awake, search_result=replace(found, bound=min([bound, *could.values()])))
     # What the first search has left of its work.
     share = max(LESS_WORK, 1 + LESS_WORK - problem.options.work_done / MOST_WORK)
-    offloaded = _choose(question, seconds, Search.run, awake, only, share)
+    offloaded = _choose(question, seconds, Search.run, awake, only, share, within=sizes)
     if offloaded is not None and offloaded.search_result.value < (1 - ASLEEP) * awake.search_result.value:
         return replace(offloaded, awake=awake)
     bound = offloaded.search_result.bound if offloaded is not None else awake.search_result.bound
@@ -157,12 +158,13 @@ def _choose(
     share: float = 1.0,
     far: float = 0.0,
     margin: float | None = None,
+    within: Mapping[Blocks, Box] = MappingProxyType({}),
 ) -> PlacementChoice | None:
     """Return the best plan that `how` finds.
 
     incumbent: a plan for another question that has to be beaten by `margin`, `_asleep` if that is None; it is returned
     with the bound of both if it is not. only: the partitions to search, if not all. share: of the work that a search
-    may do. far: as `_most_work` has it.
+    may do. far: as `_most_work` has it. within: as `Search` has it.
     """
     questions, problems = decomposed_problems(question)
     first, gap, spare = problems[0], _gap(problems[0], question), _spare(question)
@@ -172,8 +174,9 @@ def _choose(
     fuse, patience = fuse_mode(first, question), _patience(question)
     work, nodes = _most_work(question, share, far), question.most_nodes
     margin = _asleep(question) if margin is None else margin
+    control = question.control
     search = Search(
-        first, searched, gap, seconds, spare, together, fuse, to_beat, margin, patience, question.control, work, nodes
+        *(first, searched, gap, seconds, spare, together, fuse, to_beat, margin, patience, control, work, nodes, within)
     )
     result = how(search)
     if result is None:
@@ -205,6 +208,7 @@ def no_plan_error(question: PlacementQuery) -> ProgramError:
             lambda: has_fitting_plan(replace(plain, schedule=without_device_pools(question.schedule))),
             [(said, partial(has_fitting_plan, changed)) for said, changed in smaller_questions(question)],
             [make_problem(variant) for variant in queries_with_other_engines(without)],
+            lambda: has_fitting_plan(replace(question, shares_processes=False)),
         )
     )
 

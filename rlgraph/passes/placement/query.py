@@ -55,6 +55,10 @@ class PlacementQuery:
     """Plan as if each step had to end before the next one begins."""
     read_separately: tuple[str, ...] = ()
     """Models that are read elsewhere than they are trained."""
+    shares_processes: bool = True
+    """Whether models that something needs at once are in the same processes, as they have to be."""
+    reads_apart: bool = True
+    """Whether a model may be read with another split than it is trained with, in the same pool."""
     fuse: bool = True
     """Whether trainings that can may share a pipeline."""
     streamed_tables: tuple[str, ...] = ()
@@ -180,13 +184,17 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         host_optimizer=question.host_optimizer,
         said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
-    options = Options(step, question.constants, settings, _parts(question, parts, step))
-    for known in question.known:
-        # Options are known by the identity of components and node groups.
-        if known.cluster is question.cluster and known.options.is_like(options):
-            parts = known.options.adopt(parts, options, known.components)
-            options = known.options
-            break
+    divided = _parts(question, parts, step) if question.reads_apart else []
+    options = Options(step, question.constants, settings, divided)
+    # Options are known by the identity of components and node groups.
+    alike = [known for known in question.known if known.cluster is question.cluster]
+    if same := next((known for known in alike if known.options.is_like(options)), None):
+        parts = same.options.adopt(parts, options, same.components)
+        options = same.options
+    elif like := next((known for known in alike if known.options.has_like_strategies(options)), None):
+        parts = options.share_strategies(parts, like.options)
+    elif kin := next((known for known in question.known if known.options.has_like_strategies(options)), None):
+        options.kin = kin.options
     ahead = 0 if question.sequential_steps else older
     problem = PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, ahead)
     if not ahead and not question.sequential_steps and _samples_beside_training(problem):
@@ -220,7 +228,11 @@ def _components(question: PlacementQuery, step: Sequence[Task], apart: Collectio
     }
     divided = make_components(question.program, question.schedule, question.shapes, step, apart)
     return [
-        replace(component, fewest_replicas=max((fewest.get(number, 1) for number in component.tasks), default=1))
+        replace(
+            component,
+            fewest_replicas=max((fewest.get(number, 1) for number in component.tasks), default=1),
+            shared=component.shared if question.shares_processes else None,
+        )
         for component in divided
     ]
 

@@ -545,6 +545,20 @@ def test_off_loading_is_the_last_resort() -> None:
     assert codes(tight, offload=False)[0] in ("E0930", "E0933")
 
 
+@pytest.mark.parametrize(("nodes", "is_why"), [(3, True), (2, False)])
+def test_a_refusal_says_where_models_have_to_share_processes(nodes: int, is_why: bool) -> None:
+    """If they would fit in processes of their own: on three small devices, and not on two."""
+    cluster = f"1x1:a100-80gb(memory=34GB) + {nodes}x1:rtx4090-24gb(memory=10GB)"
+    models = dict.fromkeys(("base", "judge"), '"Qwen/Qwen2.5-1.5B"')
+    with pytest.raises(ProgramError) as found:
+        rlgraph.compile(ALGORITHMS / "nash_md.rlf", models, cluster=cluster, offload=False)
+    [wrong] = found.value.diagnostics
+    assert wrong.code == "E0933"
+    said = "`actor` and `ref` are in the same processes, since rows are sampled from a mixture of them"
+    assert (said.replace("`", "") in wrong.message.replace("`", "")) == is_why
+    assert ("in processes of their own they would" in wrong.message) == is_why == bool(wrong.span.line)
+
+
 @pytest.mark.long
 def test_who_sleeps_has_room_in_the_hosts_memory() -> None:
     """With less of it fewer sleep, and a step takes longer, until nobody does but who has to keep nothing."""

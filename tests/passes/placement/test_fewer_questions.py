@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from operator import le
 from pathlib import Path
@@ -13,8 +14,16 @@ from weakref import WeakSet
 import pytest
 
 import rlgraph
+from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
-from rlgraph.explain.variants import ONE_STEP_OFF, possible_variants
+from rlgraph.explain.variants import (
+    ONE_STEP_OFF,
+    possible_variants,
+    with_device_kind,
+    with_device_memory,
+    with_network,
+    with_node_count,
+)
 from rlgraph.ir.schedule import StreamLine
 from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_placement
 from rlgraph.passes.placement.known_answer import answer_with_less_room
@@ -122,6 +131,65 @@ def test_questions_about_equal_work_share_their_options(chosen: PlacementChoice)
     made = options.options_made
     again = choose_before_deadline(inf, replace(question, most_nodes=1))
     assert again and again.search_result.value == chosen.search_result.value and options.options_made == made
+
+
+@pytest.mark.parametrize("change", ["offload", "nodes", "memory", "device", "network"])
+def test_options_are_the_same_with_strategies_that_are_known(change: str) -> None:
+    """Of the same nodes with models that may be offloaded, of more nodes, of others that hold more, of other devices,
+    of another network: where everything takes as long or needs as much that is not worked out again."""
+    made = rlgraph.compile(
+        ALGORITHMS / "grpo.rlf", {"base": '"Qwen/Qwen2.5-7B"'}, cluster="2x8:h100-80gb", offload=False, stream=False
+    )
+    asked, first = made.choice.question, made.choice.problem
+    others = {
+        "offload": replace(asked, offload=True),
+        "nodes": with_node_count(asked, 0, 3),
+        "memory": with_device_memory(asked, 2),
+        "device": with_device_kind(asked, known_devices()["b200-180gb"]),
+        "network": with_network(asked, 2),
+    }
+    problem = make_problem(others[change])
+    alone = make_problem(replace(others[change], known=WeakSet()))
+    (island,), (own,) = problem.cluster.islands, alone.cluster.islands
+    strategies = [*chain.from_iterable(problem.options.strategies_by_split(problem.components[0], island))]
+    known = [*chain.from_iterable(first.options.strategies.values())]
+    memory = {id(each.memory) for same_split in known for each in same_split}
+    assert any(id(each.memory) in memory for each in strategies), "nothing is shared"
+    for devices in (8, island.device_count):
+        for component, twin in zip(problem.components, alone.components, strict=True):
+            options, fresh = (
+                each.options.undominated_options(part, where, devices)
+                for each, part, where in ((problem, component, island), (alone, twin, own))
+            )
+            assert [(each.seconds, each.resident, each.active, each.host, each.copies) for each in options] == [
+                (each.seconds, each.resident, each.active, each.host, each.copies) for each in fresh
+            ]
+
+
+def test_no_option_takes_less_than_its_strategy_does_at_least(chosen: PlacementChoice) -> None:
+    """Alone, and in a pipeline with others; and what is left out for that is what takes longer than allowed."""
+    problem, (island,) = chosen.problem, chosen.problem.cluster.islands
+    options, checked, cut = problem.options, 0, 0
+    for component in problem.components:
+        for same_split in options.strategies_by_split(component, island):
+            most = same_split[0].most_replicas(island.device_count)
+            every = options.options_of_split(component, same_split, most)
+            for shares in (False, True):
+                for strategy in same_split:
+                    once = strategy.least_task_seconds(most, shares)
+                    for option in options.options_of_strategy(component, strategy, most):
+                        taken = option.least_seconds if shares else option.seconds
+                        assert all(
+                            options.tasks[task].repetitions * least <= (1 + 1e-12) * seconds
+                            for task, least, seconds in zip(component.tasks, once, taken, strict=True)
+                        )
+                        checked += 1
+            for allowed in sorted(option.total for option in every)[::5]:
+                limit = Limit(allowed)
+                within = [*options.options_within(component, same_split, most, limit)]
+                assert within == [option for option in every if option.total < allowed]
+                cut += len(within) < len(every)
+    assert checked and cut
 
 
 def test_a_plan_that_has_room_for_more_is_the_best_one_with_more(chosen: PlacementChoice) -> None:

@@ -87,13 +87,21 @@ def test_plans_on_fewer_nodes_are_simulated_down_to_those_that_are_too_slow() ->
 
 
 def test_a_share_of_the_nodes_is_tried_where_steps_overlap() -> None:
-    """One plan, if it is not far behind by the timetable; it is taken if the simulator says so."""
+    """One plan, if it is not far behind by the timetable, and then one on a share of its nodes: on many nodes all is
+    tried that is tried on few. It is taken if the simulator says so."""
     with (
         patch.object(fewer_nodes, "FEW_NODES", 17),
         patch.object(finalists, "simulate_step_seconds", lambda choice: 1.0),
     ):
         first = replace(chosen("async_grpo", "16x8:h100-80gb", SMALL, stream=False), simulated_step_s=1.0)
-    for few, behind, seconds, nodes in ((16, 99, 0.5, [1]), (16, 99, 2.0, [1]), (16, -1, 0.5, []), (17, 99, 0.5, [])):
+    for few, behind, seconds, nodes, parts in (
+        (16, 99, 0.5, [1], (16, 4)),
+        (16, 99, 2.0, [1], (16, 4)),
+        (4, 99, 2.0, [4, 1], (4,)),
+        (4, 99, 0.5, [8, 4, 2], (2,)),
+        (16, -1, 0.5, [], (16, 4)),
+        (17, 99, 0.5, [], (16, 4)),
+    ):
         tried = list[int]()
 
         def simulated(other: PlacementChoice, least: float, taken: float = seconds, to: list[int] = tried) -> object:
@@ -103,6 +111,7 @@ def test_a_share_of_the_nodes_is_tried_where_steps_overlap() -> None:
         with (
             patch.object(fewer_nodes, "FEW_NODES", few),
             patch.object(fewer_nodes, "BEHIND", behind),
+            patch.object(fewer_nodes, "PARTS", parts),
             patch.object(fewer_nodes, "simulate_choice", simulated),
         ):
             best = fewer_nodes_in_flight(first, inf, False)

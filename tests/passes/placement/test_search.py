@@ -663,7 +663,7 @@ def test_partitions_in_which_sleeping_pays_are_known_by_bounds() -> None:
         found = Search(problem, case.candidates, 0.0).run()
         if found is None:
             continue
-        could, bound = partitions_worth_offloading(problem, case.candidates, found, 0.01, inf, "none")
+        could, bound, _ = partitions_worth_offloading(problem, case.candidates, found, 0.01, inf, "none")
         for blocks in case.candidates:
             assert blocks in could or best[blocks] > bound * (1 - 1e-9), (seed, blocks)
         better = [blocks for blocks in case.candidates if best[blocks] < 0.99 * found.value * (1 - 1e-9)]

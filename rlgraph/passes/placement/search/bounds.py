@@ -55,23 +55,32 @@ class Bounds:
         cheapest = min(island.device.price for island in problem.cluster.islands) / 3600
         dollars = cheapest if problem.goal == "cost" else 0.0
         partners = problem.fusing.partners if self.fuses else ()
-        self.limits = {
-            number: Limit(value, besides_s, dollars, number in partners)
-            for number, besides_s in enumerate(self.seconds_besides())
-        }
+        # At first some options are left out by what is quick to tell; of those that a search has made then, more are.
+        quick = [True] if self.incumbent.best is self.incumbent.known else [True, False]
+        for is_quick in [False] if self.limits else quick:
+            self.limits = {
+                number: Limit(value, besides_s, dollars, number in partners)
+                for number, besides_s in enumerate(self.seconds_besides(is_quick))
+            }
 
-    def seconds_besides(self) -> list[float]:
-        """Return for each component the least seconds of the stages of a step in which it does nothing."""
+    def seconds_besides(self, is_quick: bool) -> list[float]:
+        """Return for each component the least seconds of the stages of a step in which it does nothing, with options
+        that are not left out yet. is_quick: whether fewer will do, without making options."""
         problem, numbers = self.problem, range(len(self.problem.components))
         if problem.staleness_steps or len(problem.cluster.islands) > 1:
             return [0.0 for _ in numbers]
         (island,) = problem.cluster.islands
         count, least = len(problem.sync_pairs), dict[int, float]()
         options = problem.options
-        for component, twin in zip(problem.components, problem.twins, strict=True):
+        for place, (component, twin) in enumerate(zip(problem.components, problem.twins, strict=True)):
             parts = [options.parts.get(id(one), (one,)) for one in (component, twin)]
             for part, known in zip(*parts, strict=True):
-                taken = options.least_task_seconds(known, island, island.device_count, self.fuses)
+                where = known, island, island.device_count, self.fuses
+                taken = (
+                    options.quick_task_seconds(*where)
+                    if is_quick
+                    else options.least_task_seconds(*where, self.limits[place])
+                )
                 for task, other in zip(part.tasks, known.tasks, strict=True):
                     if other in taken:
                         least[count + task] = min(taken[other], least.get(count + task, taken[other]))

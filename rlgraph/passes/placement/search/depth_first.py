@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from operator import is_, le
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from operator import is_, itemgetter, le
 
 from rlgraph.passes.cost.fused_pipelines import estimated_seconds, lower_bound_seconds
 from rlgraph.passes.cost.peak_memory import TIGHT
@@ -93,15 +94,28 @@ class AllocationSearch:
         plan could be better with more devices than the least."""
         alone = self.bounds.unfused_candidates(self.blocks, self.most)
         self.search_with_sharing((), alone)
+        # A good plan early leaves little of the others.
+        for value, pieces, shared in sorted(self.ways_worth_searching(), key=itemgetter(0)):
+            if not self.fathomed:
+                break
+            if value >= self.incumbent.good_enough_bound():
+                self.incumbent.note_pruned(value)
+                break
+            self.search_with_sharing(
+                pieces, {**alone, **{number: options.undominated_candidates for number, options in shared.items()}}
+            )
+        return self.fathomed
+
+    def ways_worth_searching(self) -> Iterator[tuple[float, Pieces, Mapping[int, SharedPipelineOptions]]]:
+        """Yield the ways to share pipelines, and to split them, that may give a plan that is good enough, each after
+        its bound."""
         late: dict[Pieces, list[Sequence[float]]] = {}
         for pieces, shared in self.bounds.ways_to_share_pipelines(self.blocks, self.most):
             if not self.fathomed:
-                break
-            if not self.is_hopeless(shared, late.setdefault(pieces, [])):
-                self.search_with_sharing(
-                    pieces, {**alone, **{number: options.undominated_candidates for number, options in shared.items()}}
-                )
-        return self.fathomed
+                return
+            value = self.bound_with_sharing(shared, late.setdefault(pieces, []))
+            if value < self.incumbent.good_enough_bound():
+                yield value, pieces, shared
 
     def search_with_sharing(self, pieces: Pieces, choices: Choices) -> None:
         """Search the plans in which the trainings of `pieces` share pipelines."""
@@ -117,21 +131,20 @@ class AllocationSearch:
         left = {number: self.fitting_candidates(number, {}) for number in self.sequence}
         self.choose_options({}, {number: candidates for number, candidates in left.items() if candidates is not None})
 
-    def is_hopeless(self, shared: Mapping[int, SharedPipelineOptions], late: list[Sequence[float]]) -> bool:
-        """Return whether no plan with these pipelines, split like this, is good enough. late: seconds of others that
-        are not; these are added if they are not either."""
+    def bound_with_sharing(self, shared: Mapping[int, SharedPipelineOptions], late: list[Sequence[float]]) -> float:
+        """Return what no plan with these pipelines, split like this, can beat; infinity where another way that is not
+        good enough tells that this one is not. late: seconds of such ways; those of this one are added if it is one."""
         taken = {number: options.least for number, options in shared.items()}
         seconds = [task_s for task_seconds in taken.values() for task_s in task_seconds]
         if any(all(map(le, other, seconds)) for other in late):
-            return True
+            return inf
         # All else that depends on the split is not counted.
         choices = self.bounds.candidates_by_component(self.blocks, self.most)
         value = self.bounds.loose_bound(self.blocks, self.devices, choices, taken) if choices else 0.0
-        if value < self.incumbent.good_enough_bound():
-            return False
-        self.incumbent.note_pruned(value)
-        late.append(seconds)
-        return True
+        if value >= self.incumbent.good_enough_bound():
+            self.incumbent.note_pruned(value)
+            late.append(seconds)
+        return value
 
     def choose_options(self, chosen: dict[int, Option], choices: Choices, memory: MemoryBounds | None = None) -> None:
         """Choose the options of the components that have none yet. choices: those that fit next to what is chosen, of

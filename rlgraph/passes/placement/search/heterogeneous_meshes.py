@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, product
+from heapq import heappop, heappush
+from itertools import chain, islice, product
 from operator import itemgetter
 
 from rlgraph.ir.mesh import Mesh
 from rlgraph.ir.shared_pipelines import stage_misfit
 from rlgraph.passes.cost.fused_pipelines import estimated_seconds, lower_bound_seconds
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.host_memory import hosts_have_room
 from rlgraph.passes.placement.search.incumbent import Incumbent, SearchResult
 from rlgraph.passes.placement.search.option import Option
@@ -67,17 +66,9 @@ def _shared_plans(
         options_of.append([(seconds, option.deployment.mesh, option) for seconds, option in shortest[:OWN]])
     # Trainings that compute longer than they take now are no better.
     most = sum(sum(found.options[number].seconds) for number in piece)
-    alike: dict[tuple[Mesh, ...], bool] = {}
-    combinations = [
-        (seconds, [option for *_, option in combination])
-        for combination in product(*options_of)
-        if (seconds := sum(taken for taken, *_ in combination)) < most
-        and get_or_compute(alike, meshes := tuple([mesh for _, mesh, _ in combination]), partial(_differ, meshes))
-    ]
-    combinations.sort(key=itemgetter(0))
     others = (other for other in found.pieces if {*other}.isdisjoint(piece))
     pieces = (tuple(piece), *others)
-    for _, combination in combinations[:MOST]:
+    for combination in islice(_shortest_combinations(options_of, most), MOST):
         chosen = dict(enumerate(found.options)) | dict(zip(piece, combination, strict=True))
         options = tuple(chosen[number] for number in range(len(chosen)))
         if not _fits(problem, found, options, piece):
@@ -99,6 +90,38 @@ def _shared_plans(
                 pieces=pieces,
                 before_fusing=found,
             )
+
+
+def _shortest_combinations(
+    options_of: Sequence[Sequence[tuple[float, Mesh, Option]]], most: float
+) -> Iterator[list[Option]]:
+    """Yield combinations of an option of each training that take less than `most` seconds together, whose meshes differ
+    and share stages, the shortest first. options_of: their seconds and meshes, the shortest first."""
+    by_mesh: list[dict[Mesh, list[tuple[float, int, Option]]]] = []
+    for options in options_of:
+        by_mesh.append({})
+        for place, (seconds, mesh, option) in enumerate(options):
+            by_mesh[-1].setdefault(mesh, []).append((seconds, place, option))
+    heap: list[tuple[float, list[int], list[int], list[list[tuple[float, int, Option]]]]] = []
+
+    def push(choices: list[list[tuple[float, int, Option]]], at: list[int]) -> None:
+        picked = [options[index] for options, index in zip(choices, at, strict=True)]
+        seconds = sum(taken for taken, *_ in picked)
+        if seconds < most:
+            # Of equally long ones that with the shorter first options comes first.
+            heappush(heap, (seconds, [place for _, place, _ in picked], at, choices))
+
+    for meshes in product(*by_mesh):
+        if _differ(meshes):
+            push([options[mesh] for options, mesh in zip(by_mesh, meshes, strict=True)], [0] * len(meshes))
+    while heap:
+        _, _, at, choices = heappop(heap)
+        yield [options[index][2] for options, index in zip(choices, at, strict=True)]
+        # Each combination is reached once: only those after the last one that is not the first go on.
+        last = max((place for place, index in enumerate(at) if index), default=0)
+        for place in range(last, len(at)):
+            if at[place] + 1 < len(choices[place]):
+                push(choices, [*at[:place], at[place] + 1, *at[place + 1 :]])
 
 
 def _least(option: Option) -> float:

@@ -22,9 +22,12 @@ class Limit(NamedTuple):
 
     def seconds_left(self, option: Option) -> float:
         """Return the seconds that a plan may take besides an option, on the devices that this needs at least."""
-        value_of_second = self.dollars * option.device_span if self.dollars else 1.0
         own = sum(option.least_seconds) if self.shares else option.total
-        return self.value / value_of_second - self.besides_s - own
+        return self.seconds_left_of(own, option.device_span if self.dollars else 1)
+
+    def seconds_left_of(self, own_s: float, devices: int) -> float:
+        """Return the seconds that a plan may take besides something that takes so long on so many devices."""
+        return self.value / (self.dollars * devices if self.dollars else 1.0) - self.besides_s - own_s
 
 
 NO_LIMIT = Limit(inf)

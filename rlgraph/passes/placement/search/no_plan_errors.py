@@ -12,6 +12,7 @@ from rlgraph.catalog.clusters.units import format_quantity
 from rlgraph.errors import NO_SPAN, Diagnostic, count_phrase, quoted_list
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.ir.schedule import PoolLine, Schedule
+from rlgraph.ops.program_work import SharedWork
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
 from rlgraph.passes.placement.search.components import Component
 from rlgraph.passes.placement.search.option import Option
@@ -45,11 +46,13 @@ def no_plan_diagnostics(
     free: Callable[[], bool],
     changes: Sequence[Change] = (),
     others: Sequence[PlacementProblem] = (),
+    apart: Callable[[], bool] = bool,
 ) -> list[Diagnostic]:
     """Return the errors for each component that no device holds even alone; else one for the whole. `fits` returns
     whether a plan fits on a cluster, and `free` whether one does where no pool has a size; both raise OutOfTime where
     they cannot tell. changes: what else may help on the same devices, the smallest first. others: the same problem with
-    other engines."""
+    other engines. apart: returns whether a plan fits where models that something needs at once may have processes of
+    their own, and raises OutOfTime where it cannot tell."""
     wanted = sum(pool.devices for pool in schedule.pools)
     if wanted > problem.cluster.device_count:
         return [_too_many(wanted, problem.cluster, schedule)]
@@ -75,7 +78,7 @@ def no_plan_diagnostics(
             errors.append(_impossible(component, problem.cluster))
         elif all(least.option.peak > usable_device_bytes(least.island, problem.constants) for least in by_engine):
             errors.append(_too_large(by_engine, problem, hint))
-    return errors or [_together(problem, schedule, hint)]
+    return errors or [_together(problem, schedule, hint, apart)]
 
 
 def _smallest_by_engine(
@@ -163,10 +166,29 @@ def _astride(pools: Sequence[PoolLine], cluster: Cluster) -> Diagnostic:
     return Diagnostic("E0932", message, pools[0].span, hint)
 
 
-def _together(problem: PlacementProblem, schedule: Schedule, hint: str) -> Diagnostic:
-    names = ", ".join(f"`{component.name}`" for component in problem.components)
-    message = f"{names} do not fit together on {problem.cluster.text}, however they share its memory"
-    return Diagnostic("E0933", message, schedule.span, hint)
+def _together(problem: PlacementProblem, schedule: Schedule, hint: str, apart: Callable[[], bool]) -> Diagnostic:
+    names = ", ".join(dict.fromkeys(f"`{component.name}`" for component in problem.components))
+    message, span = (
+        f"{names} do not fit together on {problem.cluster.text}, however they share its memory",
+        schedule.span,
+    )
+    shared = list(dict.fromkeys(component.shared for component in problem.components if component.shared))
+    try:
+        if shared and apart():
+            message += "".join(f": {_why_together(work)}" for work in shared) + "; in processes of their own they would"
+            span = span if span.line else shared[0].node.span
+    except (OutOfTime, KeyboardInterrupt):
+        pass
+    return Diagnostic("E0933", message, span, hint)
+
+
+def _why_together(shared: SharedWork) -> str:
+    """Return why models have to be in the same processes."""
+    models = quoted_list(shared.models, "and")
+    if not shared.sums:
+        return f"{models} are in the same processes, since they play in the same episodes"
+    what = "rows are sampled from a mixture of them" if shared.mixes else "a sum over the vocabulary reads both"
+    return f"{models} are in the same processes, since {what}"
 
 
 def _way_out(

@@ -41,9 +41,10 @@ def partitions_worth_offloading(
     most_work: Work = UNLIMITED,
     ways: Decompositions | None = None,
     is_quick: bool = False,
-) -> tuple[dict[Blocks, float], float]:
+) -> tuple[dict[Blocks, float], float, dict[Blocks, Box]]:
     """Return those partitions in which plans that offload models may be better than the plan `found` by `gap`, a share
-    of its value, with a bound of each, and the least bound of the others. problem: one in which none may be offloaded.
+    of its value, with a bound of each, the least bound of the others, and the sizes of pools that such plans have, as
+    far as that is known. problem: one in which none may be offloaded.
     control: of the searches that end together with it. most_work: of each search. ways: as a search has them. is_quick:
     whether the second kind of bounds is left out. Raises OutOfTime."""
 
@@ -56,8 +57,9 @@ def partitions_worth_offloading(
 
     all_components = range(len(problem.components))
     unlimited = search_partitions(candidates)
+    sizes = {blocks: box for blocks in candidates if (box := unlimited.tightened.get(blocks)) is not None}
     if not unlimited.could or ways or is_quick:
-        return unlimited.could, unlimited.incumbent.proven_bound()
+        return unlimited.could, unlimited.incumbent.proven_bound(), sizes
     remaining = [blocks for blocks in candidates if blocks in unlimited.could]
     brought = frozenset(number for number in all_components if problem.components[number].receives_weights)
     limited = [search_partitions(remaining, brought)] if brought else []
@@ -67,7 +69,7 @@ def partitions_worth_offloading(
         for blocks in remaining
         if any(blocks in search.could for search in limited)
     }
-    return could, min(search.incumbent.proven_bound() for search in (unlimited, *limited))
+    return could, min(search.incumbent.proven_bound() for search in (unlimited, *limited)), sizes
 
 
 class _OffloadSearch(Search):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from operator import mul
 
 from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.cost.constants import Constants
@@ -46,7 +47,7 @@ class Options(MadeOptions):
         self.counts, self.reading = ReplicaCounts(self), SeparateReading(self, self.parts)
         self.options_compared, self.bounds_computed = 0, 0.0
         """How many options were compared with others, and how many bounds were computed of them."""
-        self._fitting: dict[tuple[int, int], list[Option]] = {}
+        self._fitting: dict[tuple[Strategy, int], list[Option]] = {}
         self._fronts: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._found: dict[tuple[int, int, int, Limit], tuple[Option, ...]] = {}
         self._sharing: dict[tuple[object, ...], Sharing] = {}
@@ -54,7 +55,12 @@ class Options(MadeOptions):
 
     def is_like(self, other: Options) -> bool:
         """Return whether these are the options of the same work with the same settings, whatever the components."""
-        return all(getattr(self, name) == getattr(other, name) for name in ("tasks", "constants", "settings"))
+        return self.has_like_strategies(other) and self.settings == other.settings
+
+    def has_like_strategies(self, other: Options) -> bool:
+        """Return whether these are the options of the same work, and have the same strategies."""
+        same_work = self.tasks == other.tasks and self.constants == other.constants
+        return same_work and self.settings.has_same_strategies(other.settings)
 
     def adopt(self, components: Sequence[Component], other: Options, known: Sequence[Component]) -> Sequence[Component]:
         """Return the components of other options that are like these, so that these are theirs, too: in place of one
@@ -70,6 +76,19 @@ class Options(MadeOptions):
         ]
         self.parts |= {key: parts for key, parts in other.parts.items() if any(key == id(one) for one in adopted)}
         return adopted
+
+    def share_strategies(self, components: Sequence[Component], other: Options) -> Sequence[Component]:
+        """Take the strategies of other options, of the same work on the same node groups, whose models may be offloaded
+        otherwise. Return the components: in place of one that has strategies there, that one."""
+
+        def known(component: Component) -> Component:
+            return next((own for own in other.components.values() if own == component), component)
+
+        self.strategies, self.components = other.strategies, other.components
+        parts = [tuple(map(known, each)) for each in self.parts.values()]
+        self.parts.clear()
+        self.parts.update({id(undivided): (undivided, trainer, reader) for undivided, trainer, reader in parts})
+        return [known(component) for component in components]
 
     @property
     def work_done(self) -> float:
@@ -109,8 +128,7 @@ class Options(MadeOptions):
             options = [
                 option
                 for room, same_split in zip(rooms, strategies, strict=True)
-                for option in self.options_of_split(component, same_split, room)
-                if limit.seconds_left(option) > 0
+                for option in self.options_within(component, same_split, room, limit)
             ]
             if part_options:
                 trainers, readers = part_options
@@ -165,28 +183,62 @@ class Options(MadeOptions):
 
     def options_of_split(self, component: Component, own: list[Strategy], most: int) -> list[Option]:
         """Return the options of the strategies of one split, where there is room for so many replicas."""
+        return [option for strategy in own for option in self.options_of_strategy(component, strategy, most)]
+
+    def options_of_strategy(self, component: Component, strategy: Strategy, most: int) -> list[Option]:
+        """Return the options of a strategy, where there is room for so many replicas."""
         return get_or_compute(
             self._fitting,
-            (id(own), most),
+            (strategy, most),
             lambda: [
                 option
-                for strategy in own
                 for copies in self.counts.replica_counts(component, strategy, most)
                 for option in self.options_of_replica_count(component, strategy, copies)
             ],
         )
 
+    def options_within(self, component: Component, own: list[Strategy], most: int, limit: Limit) -> Iterator[Option]:
+        """Yield those options of the strategies of one split that take no longer than the limit allows. Of strategies
+        none of whose options does, none is made."""
+        often = [self.tasks[number].repetitions for number in component.tasks]
+        for strategy in own if most else ():
+            if limit.value < math.inf:
+                once = strategy.least_task_seconds(most, limit.shares)
+                if limit.seconds_left_of(sum(map(mul, once, often)), 1) <= 0:
+                    continue
+            for option in self.options_of_strategy(component, strategy, most):
+                if limit.seconds_left(option) > 0:
+                    yield option
+
+    def quick_task_seconds(
+        self, component: Component, island: NodeGroup, devices: int, shares: bool
+    ) -> Mapping[int, float]:
+        """Return such seconds as `least_task_seconds`, but less of them, where there is one node group: no options are
+        made, but of what samples, which has few."""
+        if component.work == "generate":
+            return self.least_task_seconds(component, island, devices, shares)
+        rows = [
+            strategy.least_task_seconds(most, shares)
+            for same_split in self.strategies_by_split(component, island)
+            if (most := same_split[0].most_replicas(devices))
+            for strategy in same_split
+        ]
+        return {
+            task: self.tasks[task].repetitions * min(seconds)
+            for task, seconds in zip(component.tasks, zip(*rows, strict=True), strict=False)
+        }
+
     def least_task_seconds(
-        self, component: Component, island: NodeGroup, devices: int, shares: bool = False
+        self, component: Component, island: NodeGroup, devices: int, shares: bool = False, limit: Limit = NO_LIMIT
     ) -> dict[int, float]:
         """Return seconds of each of a component's tasks that no option with one split for all of them takes less than,
-        on at most so many devices of a node group; empty where there is none. shares: whether it may share its pipeline
-        with others."""
-        least = self.least_task_seconds(component, island.inner, devices, shares) if island.inner else {}
+        of those that take no longer than the limit allows, on at most so many devices of a node group; empty where
+        there is none. shares: whether it may share its pipeline with others."""
+        least = self.least_task_seconds(component, island.inner, devices, shares, limit) if island.inner else {}
         fit = usable_device_bytes(island, self.constants)
         for same_split in self.strategies_by_split(component, island):
             most = self.counts.equivalent_replica_limit(component, island, same_split[0].most_replicas(devices))
-            for option in self.options_of_split(component, same_split, most):
+            for option in self.options_within(component, same_split, most, limit):
                 if option.least_peak <= fit:
                     seconds = option.least_seconds if shares else option.seconds
                     for task, task_s in zip(component.tasks, seconds, strict=True):

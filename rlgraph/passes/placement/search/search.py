@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Literal
 
 from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes, Box
@@ -107,6 +108,7 @@ class Search:
         control: SearchControl | None = None,
         most_work: Work = UNLIMITED,
         most_nodes: int = 0,
+        within: Mapping[Blocks, Box] = MappingProxyType({}),
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
         spare: the share by which a plan that leaves too little memory has to be better than one that does not. ways:
@@ -114,7 +116,8 @@ class Search:
         be anywhere. fuse: where trainings may share pipelines. known, margin: as `Incumbent` has them.
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
         plan. control: of the searches that end together with this one. most_work: work after
-        which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it."""
+        which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it. within: for partitions the
+        sizes of their pools among which all plans are that are good enough, as far as that is known."""
         self.problem, self.candidates = problem, candidates
         self.incumbent, self.known = Incumbent(gap, spare, known, margin), known
         options, before = problem.options, problem.options.work_done
@@ -134,6 +137,10 @@ class Search:
         """The gap at the last gain, and the steps until then."""
         self._limited_by: SearchResult | None = None
         """The plan that options have to beat."""
+        self.within = within
+        self.tightened: dict[Blocks, Box] = {}
+        """The sizes of the pools of each partition among the candidates, as far as bounds have left them when it was
+        first looked at."""
         self._seen_allocations: set[tuple[int, Blocks, tuple[int, ...]]] = set()
         self._count = 0
         self._postponed: list[Postponed] = []
@@ -196,7 +203,7 @@ class Search:
         heap: list[Entry] = []
         first = len(self.bounds) - 1
         for blocks in self.candidates:
-            box = self.boxes.narrow_box(blocks, self.boxes.full_box(blocks))
+            box = self.boxes.narrow_box(blocks, self.within.get(blocks) or self.boxes.full_box(blocks))
             self.watch.check_time(incumbent.value_and_gap)
             if box is not None:
                 self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
@@ -227,6 +234,8 @@ class Search:
             tighter = self.stages[way].tighten_box(blocks, box)
             if tighter is None:
                 continue
+            if way == first:
+                self.tightened.setdefault(blocks, tighter)
             if tighter != box:
                 box, least, sharp = tighter, max(least, self.box_bound(way, blocks, tighter)), False
                 if heap and least > heap[0][0]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -29,3 +29,7 @@ class SearchSettings:
     def hosts(self) -> bool:
         """Whether anything may be in the hosts' memory."""
         return self.offload or self.host_optimizer or self.said_host_optimizer
+
+    def has_same_strategies(self, other: SearchSettings) -> bool:
+        """Return whether the strategies are those of other settings, whichever of them are offloaded."""
+        return self == replace(other, offload=self.offload, said_host_optimizer=self.said_host_optimizer)

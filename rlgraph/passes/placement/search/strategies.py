@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby, zip_longest
+from dataclasses import fields, replace
+from itertools import chain, groupby, zip_longest
 
 from rlgraph.backends.enginespec.layout_checks import adapter_choices, model_chunk_counts
 from rlgraph.backends.enginespec.registry import embedded_engine, engines_by_preference
@@ -43,16 +43,18 @@ class Strategies:
 
     def __init__(self, tasks: Sequence[Task], constants: Constants, settings: SearchSettings) -> None:
         self.tasks, self.constants, self.settings = tasks, constants, settings
-        self._components: dict[int, Component] = {}
+        self.components: dict[int, Component] = {}
         """The components by their ids, which are the keys of the other caches: several problems may share components,
         and options."""
-        self._strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
+        self.kin: Strategies | None = None
+        """Strategies of the same work in another cluster, some of whose node groups may be like those of this one."""
+        self.strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
 
     def strategies_by_split(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
 
         def group_strategies_by_split() -> list[list[Strategy]]:
-            self._components[id(component)] = component
+            self.components[id(component)] = component
             by_split = groupby(
                 self.all_strategies(component, island),
                 lambda strategy: (
@@ -64,20 +66,46 @@ class Strategies:
             )
             return [list(same_split) for _, same_split in by_split]
 
-        return get_or_compute(self._strategies, (id(component), id(island)), group_strategies_by_split)
+        return get_or_compute(self.strategies, (id(component), id(island)), group_strategies_by_split)
 
     def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
-        fit = usable_device_bytes(island, self.constants)
+        fit, known = usable_device_bytes(island, self.constants), self.strategies_of_kin(component, island)
         for deployment in self.legal_deployments(component, island):
             alike: Strategy | None = None
             for full in self.deployments_with_settings(component, deployment):
-                strategy = self.strategy_with_caches(component, full, alike)
+                plain, *chunked = known.get(_settings(full), (None,))
+                takes_as_long = plain is not None and plain.deployment.island.takes_as_long_as(island)
+                if plain is None:
+                    strategy = self.strategy_with_caches(component, full, alike)
+                elif takes_as_long:
+                    strategy = plain.on_like_nodes(island, alike)
+                else:
+                    strategy = self.make_strategy(component, full, alike, plain)
                 alike = alike or strategy
                 most = strategy.most_replicas(island.device_count)
                 if most > strategy.beyond and strategy.least_device_bytes(most) <= fit:
                     yield strategy
-                    yield from self.chunked_strategies(component, strategy)
+                    if takes_as_long:
+                        yield from (other.on_like_nodes(island, strategy) for other in chunked)
+                    else:
+                        yield from self.chunked_strategies(component, strategy)
+
+    def strategies_of_kin(
+        self, component: Component, island: NodeGroup
+    ) -> dict[tuple[object, ...], tuple[Strategy, ...]]:
+        """Return, by their settings, strategies with one cache that are known of a node group where everything needs as
+        much memory, each with the one in which stages have several parts of the layers if there is one."""
+        result: dict[tuple[object, ...], tuple[Strategy, ...]] = {}
+        known, components = (self.kin.strategies, self.kin.components) if self.kin else ({}, {})
+        for (number, _), by_split in known.items():
+            if components[number] == component:
+                for strategy in chain.from_iterable(by_split):
+                    deployment = strategy.deployment
+                    if not strategy.caches and deployment.island.has_like_nodes(island):
+                        # A chunked one comes after its plain one.
+                        result[_settings(deployment)] = (*result.get(_settings(deployment), ()), strategy)
+        return result
 
     def chunked_strategies(self, component: Component, plain: Strategy) -> Iterator[ChunkedStrategy]:
         """Yield the strategy with several parts of the layers on each stage of a model that is trained, if it may have
@@ -215,8 +243,15 @@ class Strategies:
             strategy.caches = KVCacheSizes(deployment.kv_bytes, strategy, strategy_with_cache_size)
         return strategy
 
-    def make_strategy(self, component: Component, deployment: Deployment, alike: Strategy | None = None) -> Strategy:
-        """Return the strategy of a split and its settings. alike: the first one of the same split."""
+    def make_strategy(
+        self,
+        component: Component,
+        deployment: Deployment,
+        alike: Strategy | None = None,
+        kin: Strategy | None = None,
+    ) -> Strategy:
+        """Return the strategy of a split and its settings. alike: the first one of the same split. kin: the same one on
+        another node group, where everything needs as much memory."""
         config, done = component.config, list(component.operation_batches(self.tasks))
         accumulates = self.settings.streams and deployment.engine_spec.accumulates
 
@@ -230,14 +265,19 @@ class Strategies:
             task_cost_model(op, config, deployment, self.constants, batches, similar)
             for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
         ]
-        memory = [
-            make_memory_model(op, batches, similar)
-            for (op, batches), similar in zip_longest(done, alike.memory if alike else ())
-        ]
-        idle = [
-            make_memory_model(op, (), similar)
-            for op, similar in zip_longest(idle_operations, alike.idle if alike else ())
-        ]
+        memory: Sequence[MemoryModel]
+        idle: Sequence[MemoryModel]
+        if kin:
+            memory, idle = kin.memory, kin.idle
+        else:
+            memory = [
+                make_memory_model(op, batches, similar)
+                for (op, batches), similar in zip_longest(done, alike.memory if alike else ())
+            ]
+            idle = [
+                make_memory_model(op, (), similar)
+                for op, similar in zip_longest(idle_operations, alike.idle if alike else ())
+            ]
         if alike:
             process = alike.process
         else:
@@ -247,12 +287,20 @@ class Strategies:
             )
         fuses = component.work == "train" and component.model_name in self.settings.fuses
         fuses = fuses and deployment.pp > 1 and deployment.engine_spec.fuses and not deployment.island.parts
-        return Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest_replicas)
+        strategy = Strategy(deployment, models, memory, idle, process, alike, fuses, component.fewest_replicas)
+        if kin:
+            strategy.share_memory(kin)
+        return strategy
 
     def longest_row_tokens(self, component: Component) -> int:
         """Return the tokens of its longest row."""
         longest = max((batch.mean_row_tokens.longest for batch in component.batches_to_try(self.tasks)), default=1.0)
         return max(int(longest), (component.pin.max_len if component.pin else None) or 0)
+
+
+def _settings(deployment: Deployment) -> tuple[object, ...]:
+    """Return all of a deployment but its node group."""
+    return tuple([getattr(deployment, setting.name) for setting in fields(deployment) if setting.name != "island"])
 
 
 def pinned_cache_bytes(component: Component) -> float | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import chain, pairwise
 from operator import lt
 from typing import NamedTuple
 
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.ir.mesh import Mesh
 from rlgraph.passes.cost.deployment import Deployment
 from rlgraph.passes.cost.memory import MemoryModel
@@ -44,6 +47,7 @@ class Strategy:
     __slots__ = (
         *(
             "_floors",
+            "_least",
             "_seconds",
             "beyond",
             "cache",
@@ -90,6 +94,8 @@ class Strategy:
         """Replicas that one node has room for, where all may lie on one."""
         self._seconds: dict[int, tuple[float, ...]] = {}
         """By the number of replicas."""
+        self._least: dict[tuple[int, bool], tuple[float, ...]] = {}
+        """By the most replicas, and whether stages wait."""
         self._floors: dict[tuple[int, bool, int], tuple[float, tuple[float, ...]]] = alike._floors if alike else {}
         """By the number of replicas, and the settings that matter."""
         self.sent: dict[int, tuple[Split, object, Key]] = (
@@ -143,6 +149,34 @@ class Strategy:
         if seconds is None:
             seconds = self._seconds[copies] = tuple([task.seconds(copies) for task in self.tasks])
         return seconds
+
+    def on_like_nodes(self, island: NodeGroup, alike: Strategy | None = None) -> Strategy:
+        """Return the strategy on a node group where everything takes as long and needs as much: what is known of that
+        is shared. alike: as for the constructor."""
+        result = copy(self)
+        result.deployment, result.fewer = replace(self.deployment, island=island), None
+        result.sent = alike.sent if alike and alike.deployment.mesh == self.deployment.mesh else {}
+        return result
+
+    def share_memory(self, kin: Strategy) -> None:
+        """Take what is known of the memory of the same strategy on another node group, where everything needs as
+        much."""
+        self._floors = kin._floors
+        if kin.deployment.island.nodes == self.deployment.island.nodes:
+            self.fewer = kin.fewer
+
+    def least_task_seconds(self, most: int, shares: bool) -> tuple[float, ...]:
+        """Return seconds of each of the component's tasks, once, that no number of replicas up to `most` takes less
+        than; quick to compute. shares: whether it may share its pipeline with others."""
+        waits = self.stages_wait and not (shares and self.fuses)
+        return get_or_compute(
+            self._least, (most, waits), lambda: tuple([task.least_seconds(most, waits) for task in self.tasks])
+        )
+
+    @property
+    def stages_wait(self) -> bool:
+        """Whether the stages of its pipeline wait for each other as they do with one part of the layers on each."""
+        return True
 
     def needed_bytes_bound(self, copies: int) -> tuple[float, tuple[float, ...]]:
         """Return a lower bound of `needed_bytes` that is quicker to compute."""

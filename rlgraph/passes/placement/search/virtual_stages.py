@@ -15,6 +15,7 @@ from itertools import chain
 from math import inf
 from operator import lt, neg
 
+from rlgraph.catalog.clusters.cluster import NodeGroup
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.strategy import Strategy
 
@@ -47,11 +48,24 @@ class ChunkedStrategy(Strategy):
         """The results of `numbers`, by the first of them."""
         self._loads: dict[int, list[float]] = {}
 
+    @property
+    def stages_wait(self) -> bool:
+        return False
+
+    def on_like_nodes(self, island: NodeGroup, alike: Strategy | None = None) -> Strategy:
+        result = super().on_like_nodes(island, alike)
+        assert isinstance(result, ChunkedStrategy)
+        result._divide = lambda parts: self._with_parts(parts).on_like_nodes(island)
+        result._divided, result._records, result._numbers = {}, None, {}
+        return result
+
     def for_replicas(self, copies: int) -> Strategy:
         """Return the strategy with the fewest parts with which so many replicas do all tasks of a step in the fewest
         seconds."""
         _, _, place = self.fastest_division(copies)
-        parts = self.sizes[place]
+        return self._with_parts(self.sizes[place])
+
+    def _with_parts(self, parts: int) -> Strategy:
         return get_or_compute(self._divided, parts, lambda: self._divide(parts))
 
     def undominated_replica_counts(self, copies: Sequence[int], most: int) -> list[int]:
