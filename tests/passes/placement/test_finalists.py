@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("slow_rows")
 
 PROGRAM = """algorithm t
 model actor  = causal_lm("Qwen/Qwen2.5-0.5B")
-model reward = frozen(reward_lm("Qwen/Qwen2.5-7B"))
+model reward = frozen(reward_lm("Qwen/Qwen2.5-14B"))
 data prompts = jsonl("prompts.jsonl", batch=16)
 step:
     rollout = actor.generate(prompts, n=2, max_tokens=512)
@@ -79,7 +79,7 @@ def test_a_plan_that_is_slower_by_whole_batches_wins_with_blocks(lines: str) -> 
     assert not found.question.streamed_tables and found.plan.blocks
 
 
-UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("batch=16", "batch=32").replace("n=2", "n=4")
+UNLIKE = PROGRAM.replace("0.5B", "1.5B").replace("14B", "7B").replace("batch=16", "batch=64").replace("n=2", "n=4")
 """Where one of two devices is faster than the other."""
 
 
