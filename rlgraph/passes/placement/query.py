@@ -180,7 +180,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         offload=question.offload or any(line.sleep for line in question.schedule.placements),
         apart=len(question.cluster.islands) > 1,
         streams=bool(question.schedule.streams),
-        fuses=frozenset().union(*pairs),
+        # Whether pipelines are shared or not, the options are the same.
+        fuses=frozenset().union(*fusible_pairs(question.program, question.schedule, True)),
         host_optimizer=question.host_optimizer,
         said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
