@@ -195,7 +195,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     elif like := next((known for known in alike if known.options.has_like_strategies(options)), None):
         parts = options.share_strategies(parts, like.options)
     elif kin := next((known for known in question.known if known.options.has_like_strategies(options)), None):
-        options.kin = kin.options
+        # Of a sweep's questions the first one stays, and not each one's predecessor.
+        options.kin = kin.options.kin or kin.options
     ahead = 0 if question.sequential_steps else older
     problem = PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, ahead)
     if not ahead and not question.sequential_steps and _samples_beside_training(problem):
