@@ -180,7 +180,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
         offload=question.offload or any(line.sleep for line in question.schedule.placements),
         apart=len(question.cluster.islands) > 1,
         streams=bool(question.schedule.streams),
-        fuses=frozenset().union(*pairs),
+        # Whether pipelines are shared or not, the options are the same.
+        fuses=frozenset().union(*fusible_pairs(question.program, question.schedule, True)),
         host_optimizer=question.host_optimizer,
         said_host_optimizer=any(line.optimizer == "host" for line in question.schedule.placements),
     )
@@ -194,7 +195,8 @@ def make_problem(question: PlacementQuery) -> PlacementProblem:
     elif like := next((known for known in alike if known.options.has_like_strategies(options)), None):
         parts = options.share_strategies(parts, like.options)
     elif kin := next((known for known in question.known if known.options.has_like_strategies(options)), None):
-        options.kin = kin.options
+        # Of a sweep's questions the first one stays, and not each one's predecessor.
+        options.kin = kin.options.kin or kin.options
     ahead = 0 if question.sequential_steps else older
     problem = PlacementProblem(parts, question.cluster, options, question.goal, placed, pairs, ahead)
     if not ahead and not question.sequential_steps and _samples_beside_training(problem):

@@ -218,7 +218,7 @@ def test_options_that_are_too_slow_are_left_out_and_no_others(chosen: PlacementC
     assert left_out
 
 
-def test_questions_about_fewer_nodes_or_later_weights_ask_for_no_options_anew() -> None:
+def test_questions_about_fewer_nodes_later_weights_or_pipelines_ask_for_no_options_anew() -> None:
     choice = rlgraph.compile(
         ALGORITHMS / "ppo.rlf",
         {"base": '"Qwen/Qwen2.5-0.5B"', "judge": '"Qwen/Qwen2.5-0.5B"'},
@@ -226,6 +226,8 @@ def test_questions_about_fewer_nodes_or_later_weights_ask_for_no_options_anew() 
         offload=False,
         stream=False,
     ).choice
+    apart = make_problem(replace(choice.question, fuse=False))
+    assert apart.options is choice.problem.options and choice.problem.fusing.partners and not apart.fusing.partners
     variants = {variant.name: variant for variant in possible_variants(choice)}
     assert {variants[name].question.most_nodes for name in ("one node less", ONE_STEP_OFF)} == {0, 1}
     for name in ("one node less", ONE_STEP_OFF):
