@@ -151,6 +151,15 @@ def parse_content(value: Any, column: str) -> Content:
     raise OddRow(f"`{column}` is no text and no list of messages: {value!r:.60}")
 
 
+def conversation_text(messages: Sequence[Message], column: str) -> str:
+    """Return a conversation as it stands in a text: what a lone message of the user's says; of any other each message
+    behind its role, with the calls that it makes. Raises OddRow for what is no message that can be read."""
+    read = [_message(item, column) for item in messages]
+    if len(read) == 1 and read[0]["role"] == "user" and not read[0].get("tool_calls"):
+        return str(read[0]["content"])
+    return "\n\n".join(f"{message['role'].capitalize()}: {_said(message)}" for message in read)
+
+
 def messages_or_value(value: Any, column: str) -> Any:
     """Return the messages that a column of conversations has as JSON, and any other value as it is. Raises OddRow."""
     if isinstance(value, str) and column in _CONVERSATIONS and value.lstrip().startswith("["):
@@ -202,6 +211,17 @@ def _message(value: Any, column: str) -> Message:
     if content is None and not message.get("tool_calls"):
         raise OddRow(f"`{column}` has a message of role {message['role']!r:.40} that says nothing: its content is null")
     return message if not isinstance(content, list | tuple) else {**message, "content": _text_of_parts(content, column)}
+
+
+def _said(message: Message) -> str:
+    """Return what a message says, and below it the calls that it makes, a line each: `search({"query": "rain"})`."""
+    content, lines = message.get("content"), []
+    for call in message.get("tool_calls") or ():
+        made = call.get("function", call) if isinstance(call, Mapping) else {"name": str(call)}
+        given = made.get("arguments", {})
+        given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        lines.append(f"{made.get('name', '')}({given})")
+    return "\n".join([*([str(content)] if content else []), *lines])
 
 
 def _messages_of_json(text: str, column: str) -> Sequence[Any]:

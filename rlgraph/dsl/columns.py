@@ -215,7 +215,7 @@ class _UseWalk(ValueChecks):
         """Check the columns that stand in a text."""
         for use in (self.columns[name] for name in node.inputs if name in self.columns):
             if not self._note(missing_column_error(use)):
-                self._note(braced_column_error(use, node.span))
+                self._note(braced_column_error(use, node))
         [name, *others], output = node.inputs, node.outputs[0].name
         if name in self.columns and not others and node.op == "compose" and not any(node.attr("pieces")):
             self.written[output] = self.columns[name], attribute_value(node, "role") is not None

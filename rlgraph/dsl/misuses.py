@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NOT_IN_A_TEXT, NUMBERS, WORDS, Column
 from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Node
+from rlgraph.ops import attribute_value
 
 _MANY = {
     "text": "texts",
@@ -188,13 +189,15 @@ def unread_prompt_error(source: str, shape: RowFormat, columns: Mapping[str, Col
     return Diagnostic("E0717", message, span, f"name it: `encode({source}.{name}, {source}.{shape.answer})`")
 
 
-def braced_column_error(use: ColumnUse, text: Span) -> Diagnostic | None:
-    """Return the diagnostic for a column in braces that holds what cannot stand in a text. text: where this is."""
-    odd = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large"))
+def braced_column_error(use: ColumnUse, node: Node) -> Diagnostic | None:
+    """Return the diagnostic for a column that holds what cannot stand in the texts that a node makes: conversations
+    are written out, but not into messages, nor between texts that are joined."""
+    written_out = ("messages",) if node.op == "compose" and attribute_value(node, "role") is None else ()
+    odd, text = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large", *written_out)), node.span
     if odd is None:
         return None
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, which cannot stand in a text"
-    hint = use.part_hint if odd == "object" else "name a column of texts or numbers, or write one in every row"
+    hint = use.part_hint if odd == "object" else NOT_IN_A_TEXT.get(odd, NOT_IN_A_TEXT[""])
     # A column that was named before has the place where that was.
     inside = text.line == use.span.line and text.column < use.span.column < text.end_column
     return Diagnostic("E0872", message, use.span if inside else text, hint)
