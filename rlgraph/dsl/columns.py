@@ -201,7 +201,7 @@ class _UseWalk(ValueChecks):
             self._note(Diagnostic("E0771", f"`{source}` has {what}", node.span, hint))
             return
         self.encoded[output] = source, shape, True, attribute_value(node, "turns") == "last"
-        if shape.paired:
+        if shape.paired and not shape.prompt:
             self._note(unread_prompt_error(source, shape, known, node.span))
         for name in shape.columns:
             use = ColumnUse(source, name, known[name], node.span)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NOT_IN_A_TEXT, NUMBERS, WORDS, Column
+from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NOT_IN_A_TEXT, NUMBERS, WORDS, Column, is_message
 from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Node
@@ -37,6 +37,23 @@ _AS_TEXT = "write it as a text in the data, in quotes; a csv file has none that 
 
 PROMPT_NAMES = ("question", "instruction", "query", "problem", "input")
 """Names under which people publish prompts, beside `prompt`."""
+_ANSWER_NAMES = ("completion", "response", "output", "answer", "solution", "target", "chosen", "preferred_output")
+"""Names under which they publish answers."""
+
+
+def columns_to_encode(rows: str, columns: Collection[str]) -> str:
+    """Return how columns that `encode` does not know together are named; empty where no name tells. rows: the table."""
+    if {"chosen", "rejected"} <= {*columns}:
+        return f'name the answer: `encode({rows}, answer="chosen")`, and `answer="rejected"` beside it'
+    prompt = next((name for name in ("prompt", *PROMPT_NAMES) if name in columns), None)
+    answer = next((name for name in _ANSWER_NAMES if name in columns), None)
+    if prompt and answer:
+        # In OpenAI's pairs the messages are in an object.
+        prompt += ".messages" if answer == "preferred_output" else ""
+        return f"name them: `encode({rows}.{prompt}, {rows}.{answer})` for example"
+    if prompt:
+        return f"there is no column of answers to learn; to answer the prompts: `generate({rows}.{prompt}, ...)`"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +182,8 @@ def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | No
 def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
     """Return the diagnostic for a value that is read as tokens and is none of the kinds that can be."""
     odd = use.unwanted_kind(wanted)
-    if odd is None:
+    if odd is None or odd == "object" and "messages" in wanted and is_message(use.column.fields or {}):
+        # A message stands for a list of one.
         return None
     needed = "a text or a list of messages" if "messages" in wanted else "a text"
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
