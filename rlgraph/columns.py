@@ -40,7 +40,10 @@ NOT_IN_A_TEXT: Mapping[str, str] = {
 """The hints for what cannot stand in a text; and for messages, which a message of a user cannot hold."""
 
 TEXT_COLUMNS = frozenset(
-    ("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "text")
+    (
+        *("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "text"),
+        *("instruction", "input", "system", "output"),
+    )
 )
 """Columns that `encode` reads as tokens by their name: what they hold is text, also where it looks like a number."""
 ABSENT = frozenset({"null", "missing"})
