@@ -33,8 +33,17 @@ EVERY_ROW = (
 )
 """The hint for a row that lacks a column that other rows have."""
 
+NOT_IN_A_TEXT: Mapping[str, str] = {
+    "": "name a column of texts or numbers, or write one in every row",
+    "messages": 'these are messages already: ask with them as they are, or name them in a text, `user("{...}")`',
+}
+"""The hints for what cannot stand in a text; and for messages, which a message of a user cannot hold."""
+
 TEXT_COLUMNS = frozenset(
-    ("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "text")
+    (
+        *("messages", "conversations", "prompt", "completion", "response", "chosen", "rejected", "text"),
+        *("instruction", "input", "system", "output"),
+    )
 )
 """Columns that `encode` reads as tokens by their name: what they hold is text, also where it looks like a number."""
 ABSENT = frozenset({"null", "missing"})

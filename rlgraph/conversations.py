@@ -27,9 +27,14 @@ TEMPLATE_NAMES = frozenset(
 )
 """Names that an option of a chat template cannot have: what writes it takes them itself."""
 
-_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+_ROLES = {
+    **{"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"},
+    **{"function_call": "assistant", "observation": "tool"},
+}
 """Roles of ShareGPT's messages, in the words of chat templates."""
-_CONVERSATIONS = frozenset({"messages", "conversations"})
+_CALLS = "function_call"
+"""The role of ShareGPT's messages that are the JSON of a call, or of several."""
+_CONVERSATIONS = ("messages", "conversations")
 """Columns that hold conversations, also where a table has them as JSON."""
 _PAIRED = {"chosen": "rejected", "rejected": "chosen"}
 """Columns whose conversations begin in common where a row has no prompt of its own."""
@@ -44,7 +49,10 @@ class RowFormat:
     prompt: str = ""
     """The column of what comes before; empty where there is none."""
     paired: str = ""
-    """The column whose beginning in common with the answer is the prompt; empty where there is none."""
+    """The column whose beginning in common with the answer is the prompt, where that has none of its own; empty where
+    there is none."""
+    asked: bool = False
+    """Whether the prompt is made of `ASKED`, and the column of the prompt is the first of these."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -52,12 +60,16 @@ class RowFormat:
         return tuple(name for name in (self.prompt, self.answer, self.paired) if name)
 
 
+ASKED = ("instruction", "input", "system", "history")
+"""The columns that Alpaca's rows, and LLaMA-Factory's, have of what comes before an answer: what is to be done, with
+what, what the system says, and questions and answers before that."""
 SHAPES = (
     RowFormat("messages"),
     RowFormat("conversations"),
     RowFormat("completion", "prompt"),
     RowFormat("response", "prompt"),
     RowFormat("text"),
+    RowFormat("output", ASKED[0], asked=True),
 )
 """What `encode(rows)` looks for, in this order."""
 
@@ -90,8 +102,12 @@ def format_of_columns(columns: Collection[str], answer: str | None = None) -> Ro
         return None
     if "prompt" in columns:
         return RowFormat(answer, "prompt")
+    if ASKED[0] in columns:
+        return RowFormat(answer, ASKED[0], asked=True)
     paired = _PAIRED.get(answer, "")
-    return RowFormat(answer, paired=paired if paired in columns else "")
+    if paired not in columns:
+        return RowFormat(answer)
+    return RowFormat(answer, next((name for name in _CONVERSATIONS if name in columns), ""), paired)
 
 
 def format_of_row(row: Mapping[str, Any], answer: str | None = None) -> RowFormat | None:
@@ -114,7 +130,13 @@ def example_of_format(row: Mapping[str, Any], shape: RowFormat, *, last: bool = 
     OddRow."""
     said = parse_content(row.get(shape.answer), shape.answer)
     given = parse_content(row.get(shape.prompt), shape.prompt) if shape.prompt else None
-    if shape.paired:
+    if shape.asked:
+        before, given = _asked(row)
+        said = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+        # Of single answers those of the history are learned, too, as in any conversation.
+        whole_chat = before and shape.answer not in _PAIRED
+        said, given = ([*before, *given, *said], None) if whole_chat else (said, [*before, *given])
+    if shape.paired and (given is None or isinstance(given, str) or given[-1]["role"] == "assistant"):
         given, said = _common_beginning(said, parse_content(row.get(shape.paired), shape.paired))
     return make_example(
         said, given, tools_of(row) if whole else (), template_options_of(row) if whole else {}, last=last
@@ -146,9 +168,20 @@ def parse_content(value: Any, column: str) -> Content:
     value = messages_or_value(value, column)
     if isinstance(value, str):
         return value
+    if is_message(value):
+        value = [value]
     if isinstance(value, list | tuple) and value:
         return [_message(item, column) for item in value]
     raise OddRow(f"`{column}` is no text and no list of messages: {value!r:.60}")
+
+
+def conversation_text(messages: Sequence[Message], column: str) -> str:
+    """Return a conversation as it stands in a text: what a lone message of the user's says; of any other each message
+    behind its role, with the calls that it makes. Raises OddRow for what is no message that can be read."""
+    read = [_message(item, column) for item in messages]
+    if len(read) == 1 and read[0]["role"] == "user" and not read[0].get("tool_calls"):
+        return str(read[0]["content"])
+    return "\n\n".join(f"{message['role'].capitalize()}: {_said(message)}" for message in read)
 
 
 def messages_or_value(value: Any, column: str) -> Any:
@@ -159,18 +192,20 @@ def messages_or_value(value: Any, column: str) -> Any:
 
 
 def tools_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the tools of a row, which are a list of objects or its JSON. Raises OddRow."""
+    """Return the tools of a row, which are a list of objects or its JSON; an empty text has none. Raises OddRow."""
     tools = row.get(TOOLS)
-    if isinstance(tools, str):
+    if isinstance(tools, str) and tools.strip():
         try:
             tools = json.loads(tools)
         except ValueError:
             raise OddRow(f"`{TOOLS}` is no list of tools, and no JSON of one: {tools!r:.60}") from None
-    if not tools:
+    if not tools or isinstance(tools, str):
         return ()
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise OddRow(f"`{TOOLS}` is no list of tools: {tools!r:.60}")
-    return tools
+    # ShareGPT's are bare functions, and templates read what OpenAI's client takes.
+    bare = [{"name", "parameters"} <= tool.keys() and not {"type", "function"} & tool.keys() for tool in tools]
+    return [{"type": "function", "function": tool} if at else tool for tool, at in zip(tools, bare, strict=True)]
 
 
 def template_options_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -186,22 +221,81 @@ def template_options_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
+def _asked(row: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    """Return what comes before the last question of a row as Alpaca has it, and that question. Raises OddRow."""
+    instruction, given, system, history = (row.get(name) for name in ASKED)
+    for name, text in zip(ASKED, (instruction, given, system), strict=False):
+        if text is not None and not isinstance(text, str):
+            raise OddRow(f"`{name}` is no text: {text!r:.60}")
+    before: list[Message] = [{"role": "system", "content": system}] if system else []
+    for turn in history or ():
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            raise OddRow(f"`{ASKED[3]}` is no list of questions with their answers, two texts each: {turn!r:.60}")
+        before += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turn, strict=True)]
+    return before, [{"role": "user", "content": "\n".join(text for text in (instruction, given) if text)}]
+
+
 def _message(value: Any, column: str) -> Message:
     """Return a message in the words of chat templates, without what a table fills up with null."""
     if not is_message(value):
         raise OddRow(f'`{column}` holds {value!r:.60}: a message is `{{"role": "user", "content": "..."}}`')
     if "role" not in value:
-        value = {"role": value["from"], "content": value["value"]}
+        others = {name: item for name, item in value.items() if name not in ("from", "value")}
+        value = {"role": value["from"], "content": value["value"], **others}
     role = value["role"]
     if not isinstance(role, str):
         raise OddRow(f"`{column}` has a message whose role is no text: {role!r:.60}")
+    if role == _CALLS:
+        value = {**value, "content": None, "tool_calls": _written_calls(value.get("content"), column)}
     # Some data have ShareGPT's roles in messages that are otherwise those of chat templates.
     value = {**value, "role": _ROLES.get(role, role)}
-    message = {name: item for name, item in value.items() if item is not None or name == "content"}
+    message = _with_weight(
+        {name: item for name, item in value.items() if item is not None or name == "content"}, column
+    )
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        raise OddRow(f"`{column}` has a message of role {message['role']!r:.40} that says nothing: its content is null")
+        called = "; a call is in `tool_calls`" if "function_call" in message else ""
+        raise OddRow(
+            f"`{column}` has a message of role {message['role']!r:.40} that says nothing: its content is null{called}"
+        )
     return message if not isinstance(content, list | tuple) else {**message, "content": _text_of_parts(content, column)}
+
+
+def _said(message: Message) -> str:
+    """Return what a message says, and below it the calls that it makes, a line each: `search({"query": "rain"})`."""
+    content, lines = message.get("content"), []
+    for call in message.get("tool_calls") or ():
+        made = call.get("function", call) if isinstance(call, Mapping) else {"name": str(call)}
+        given = made.get("arguments", {})
+        given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        lines.append(f"{made.get('name', '')}({given})")
+    return "\n".join([*([str(content)] if content else []), *lines])
+
+
+def _written_calls(content: Any, column: str) -> list[Mapping[str, Any]]:
+    """Return the calls that a message of ShareGPT's has as JSON, one or a list. Raises OddRow."""
+    try:
+        calls = json.loads(content) if isinstance(content, str) else content
+    except ValueError:
+        calls = None
+    calls = calls if isinstance(calls, list) and calls else [calls]
+    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
+        example = '{"name": "search", "arguments": {"query": "rain"}}'
+        raise OddRow(f"`{column}` has a message of role '{_CALLS}' that is no JSON as {example}: {content!r:.60}")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _with_weight(message: dict[str, Any], column: str) -> dict[str, Any]:
+    """Return a message that has `"weight": 0` where it is not learned, as which Axolotl's data have `"train": false`.
+    Raises OddRow for others than the assistant's that are to be learned, and for parts of a message."""
+    if message.get("train_detail"):
+        raise OddRow(f"`{column}` has a message with `train_detail`: a message is learned whole, or not at all")
+    train = message.get("train")
+    if train is True and message["role"] != "assistant":
+        raise OddRow(
+            f"`{column}` has a message of role {message['role']!r:.40} with `train`: only the assistant's are learned"
+        )
+    return {**message, "weight": 0} if train is False else message
 
 
 def _messages_of_json(text: str, column: str) -> Sequence[Any]:

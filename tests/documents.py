@@ -42,6 +42,11 @@ MODEL = (
     'random("qwen2", hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, '
     'num_key_value_heads=1, max_position_embeddings=1100, tokenizer=chars("abcdefgh0123456789 +=>?"))'
 )
+TEMPLATE = (
+    "{% for m in messages %}{{ '>' + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+"""The chat template of that model, where the rows of a page are messages."""
+CHAT = ', chat=chat(template="tiny.jinja")'
 TINY = """
 def rows():
     return [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "response": "ab", "chosen": "ab", "rejected": "ba",
@@ -198,7 +203,8 @@ TINY_FORMS = {"agent": 'agent("tiny.py:ask", workers=2)'}
 def small(text: str, files: dict[str, str]) -> str:
     """The program with everything that costs time made tiny, and what is not there replaced."""
     random = r"random\((?:[^()]|\([^()]*\))*\)"
-    text = re.sub(rf"(_lm\()\s*(?:\"[^\"]*\"|{random})", rf"\g<1>{_quote(MODEL)}", text)
+    model = MODEL + (CHAT if any('"role"' in rows for rows in files.values()) and "chat(" not in text else "")
+    text = re.sub(rf"(_lm\()\s*(?:\"[^\"]*\"|{random})", rf"\g<1>{_quote(model)}", text)
     for name in set(re.findall(r"_lm\((\w+)", text)) - {"random"}:
         text = re.sub(rf"^(param +{name} *= *)(?:{random}|.*)", rf"\g<1>{_quote(MODEL)}", text, flags=re.MULTILINE)
     text = re.sub(r"max_tokens=(\w+)", "max_tokens=8", text)

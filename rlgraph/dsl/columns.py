@@ -201,7 +201,7 @@ class _UseWalk(ValueChecks):
             self._note(Diagnostic("E0771", f"`{source}` has {what}", node.span, hint))
             return
         self.encoded[output] = source, shape, True, attribute_value(node, "turns") == "last"
-        if shape.paired:
+        if shape.paired and not shape.prompt:
             self._note(unread_prompt_error(source, shape, known, node.span))
         for name in shape.columns:
             use = ColumnUse(source, name, known[name], node.span)
@@ -215,7 +215,7 @@ class _UseWalk(ValueChecks):
         """Check the columns that stand in a text."""
         for use in (self.columns[name] for name in node.inputs if name in self.columns):
             if not self._note(missing_column_error(use)):
-                self._note(braced_column_error(use, node.span))
+                self._note(braced_column_error(use, node))
         [name, *others], output = node.inputs, node.outputs[0].name
         if name in self.columns and not others and node.op == "compose" and not any(node.attr("pieces")):
             self.written[output] = self.columns[name], attribute_value(node, "role") is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NUMBERS, WORDS, Column
+from rlgraph.columns import ABSENT, EVERY_ROW, NO_KEYS, NOT_IN_A_TEXT, NUMBERS, WORDS, Column, is_message
 from rlgraph.conversations import RowFormat
 from rlgraph.errors import Diagnostic, Span, did_you_mean, quoted_list
 from rlgraph.ir.graph import Apply, Const, Node
+from rlgraph.ops import attribute_value
 
 _MANY = {
     "text": "texts",
@@ -36,6 +37,23 @@ _AS_TEXT = "write it as a text in the data, in quotes; a csv file has none that 
 
 PROMPT_NAMES = ("question", "instruction", "query", "problem", "input")
 """Names under which people publish prompts, beside `prompt`."""
+_ANSWER_NAMES = ("completion", "response", "output", "answer", "solution", "target", "chosen", "preferred_output")
+"""Names under which they publish answers."""
+
+
+def columns_to_encode(rows: str, columns: Collection[str]) -> str:
+    """Return how columns that `encode` does not know together are named; empty where no name tells. rows: the table."""
+    if {"chosen", "rejected"} <= {*columns}:
+        return f'name the answer: `encode({rows}, answer="chosen")`, and `answer="rejected"` beside it'
+    prompt = next((name for name in ("prompt", *PROMPT_NAMES) if name in columns), None)
+    answer = next((name for name in _ANSWER_NAMES if name in columns), None)
+    if prompt and answer:
+        # In OpenAI's pairs the messages are in an object.
+        prompt += ".messages" if answer == "preferred_output" else ""
+        return f"name them: `encode({rows}.{prompt}, {rows}.{answer})` for example"
+    if prompt:
+        return f"there is no column of answers to learn; to answer the prompts: `generate({rows}.{prompt}, ...)`"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +182,8 @@ def number_error(use: ColumnUse, span: Span, in_double: bool) -> Diagnostic | No
 def prompt_error(use: ColumnUse, wanted: Sequence[str], span: Span) -> Diagnostic | None:
     """Return the diagnostic for a value that is read as tokens and is none of the kinds that can be."""
     odd = use.unwanted_kind(wanted)
-    if odd is None:
+    if odd is None or odd == "object" and "messages" in wanted and is_message(use.column.fields or {}):
+        # A message stands for a list of one.
         return None
     needed = "a text or a list of messages" if "messages" in wanted else "a text"
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, and {needed} is needed here"
@@ -188,13 +207,15 @@ def unread_prompt_error(source: str, shape: RowFormat, columns: Mapping[str, Col
     return Diagnostic("E0717", message, span, f"name it: `encode({source}.{name}, {source}.{shape.answer})`")
 
 
-def braced_column_error(use: ColumnUse, text: Span) -> Diagnostic | None:
-    """Return the diagnostic for a column in braces that holds what cannot stand in a text. text: where this is."""
-    odd = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large"))
+def braced_column_error(use: ColumnUse, node: Node) -> Diagnostic | None:
+    """Return the diagnostic for a column that holds what cannot stand in the texts that a node makes: conversations
+    are written out, but not into messages, nor between texts that are joined."""
+    written_out = ("messages",) if node.op == "compose" and attribute_value(node, "role") is None else ()
+    odd, text = use.unwanted_kind(("text", *NUMBERS, "odd", "wide", "large", *written_out)), node.span
     if odd is None:
         return None
     message = f"the column `{use.name}` holds {use.column.kind_with_row(odd)}, which cannot stand in a text"
-    hint = use.part_hint if odd == "object" else "name a column of texts or numbers, or write one in every row"
+    hint = use.part_hint if odd == "object" else NOT_IN_A_TEXT.get(odd, NOT_IN_A_TEXT[""])
     # A column that was named before has the place where that was.
     inside = text.line == use.span.line and text.column < use.span.column < text.end_column
     return Diagnostic("E0872", message, use.span if inside else text, hint)

@@ -7,25 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlgraph.dsl import constants, tree
-from rlgraph.dsl.braced_texts import plain_text_error
+from rlgraph.dsl.braced_texts import emit_user_message, plain_text_error, read_user_call
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, unique_name
-from rlgraph.dsl.scope import TableValue, describe_meaning
+from rlgraph.dsl.scope import Meaning, TableValue, describe_meaning
 from rlgraph.dsl.signatures import ROW
 from rlgraph.dsl.values import evaluate_table, evaluate_tensor
 from rlgraph.ir.graph import Const, Constant, Node, Ref, Value
 from rlgraph.ir.types import Axis, Table, Tensor, inner_of_two_axes
 
 _EXAMPLE = "`row(rollout.hint, rollout)`: a prompt, and the tokens that were sampled"
+_ASKED = '`row(rollout, user("Is that right?"))`: an answer, and what a user says behind it'
 _PREFIX = "`prefix(rollout, tokens=8)`: the first 8 tokens of each row, behind its prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of a row: a text for all rows, a value of each, or the tokens of a table."""
+    """A piece of a row: a text or a message for all rows, a value of each, or the tokens of a table."""
 
     syntax: tree.Expr
     literal: str = ""
+    role: str = ""
+    """Whose message the text for all rows is; empty: it is a text."""
     value: str = ""
     """The name of the value; empty for a text for all rows."""
     axis: Axis | None = None
@@ -41,18 +44,35 @@ def emit_row(context: Context, expr: tree.Call, hint: str) -> TableValue:
     options = constants.evaluate_options(context, ROW, expr.options, expr.span, context.block.scope)
     if not expr.args:
         raise context.statement_error("E0405", "`row` takes a piece or more", expr.span, _EXAMPLE)
-    pieces = [piece for arg in expr.args if (piece := _piece(context, arg)).literal or piece.value]
+    pieces = [piece for arg in expr.args for piece in _pieces(context, arg) if piece.literal or piece.value]
     tables = [piece.table for piece in pieces if piece.table]
     if not tables:
         message = "a row has the tokens of a table among its pieces, and these are texts"
         raise context.statement_error("E0890", message, expr.span, _EXAMPLE)
     kind = _type_of_row(context, expr, pieces, tables, str(options["loss"]), hint)
     attrs: list[tuple[str, Constant]] = [("pieces", tuple(piece.literal for piece in pieces))]
+    roles = tuple(piece.role for piece in pieces)
+    attrs += [("roles", roles)] if any(roles) else []
     attrs += [("loss", options["loss"])] if options["loss"] != "all" else []
     inputs = tuple(piece.value for piece in pieces if piece.value)
     value = Value(unique_name(context, hint or "row"), kind)
     emit_node(context, Node("row", (tables[-1].name, *inputs), (value,), tuple(attrs), span=expr.span))
     return TableValue(value.name, kind)
+
+
+def _pieces(context: Context, syntax: tree.Expr) -> Sequence[_Piece]:
+    """Return what an argument stands for: a piece, or the messages of `user("...", system="...")` for all rows."""
+    if not isinstance(syntax, tree.Call) or not isinstance(syntax.func, tree.Name) or syntax.func.id != "user":
+        return [_piece(context, syntax)]
+    texts, system = read_user_call(context, syntax)
+    literal = _literal(context, syntax.args[0], texts)
+    if literal is None:
+        message = emit_user_message(context, syntax, texts, system, "")
+        return [_Piece(syntax, value=message.name, axis=message.type.axis)]
+    if not literal:
+        raise context.statement_error("E0873", "this message says nothing", syntax.args[0].span, _ASKED)
+    said = _Piece(syntax, literal=literal, role="user")
+    return [_Piece(syntax, literal=system, role="system"), said] if system else [said]
 
 
 def _piece(context: Context, syntax: tree.Expr) -> _Piece:
@@ -62,17 +82,25 @@ def _piece(context: Context, syntax: tree.Expr) -> _Piece:
         return _Piece(syntax, value=meaning.name, axis=meaning.type.axis, table=meaning)
     if isinstance(meaning, TableValue):
         meaning = context.evaluate(tree.Attribute(syntax, "prompt", syntax.span, syntax.span))
-    if isinstance(meaning, Const) and isinstance(meaning.value, str):
-        named = syntax.pieces if isinstance(syntax, tree.String) else ()
-        if any(isinstance(part, tree.BracedName) and part.wrong for part in named):
-            error = plain_text_error(context, syntax, meaning)
-            assert error
-            raise error
-        return _Piece(syntax, literal=meaning.value)
+    literal = _literal(context, syntax, meaning)
+    if literal is not None:
+        return _Piece(syntax, literal=literal)
     if not isinstance(meaning, Ref) or meaning.type.axis is None or meaning.type.dtype not in ("text", "any"):
         message = f"a piece of a row is a text, messages or a table, and this is {describe_meaning(meaning)}"
         raise context.statement_error("E0891", message, syntax.span, _EXAMPLE)
     return _Piece(syntax, value=meaning.name, axis=meaning.type.axis)
+
+
+def _literal(context: Context, syntax: tree.Expr, meaning: Meaning) -> str | None:
+    """Return a text that is the same for all rows; None for what is none."""
+    if not isinstance(meaning, Const) or not isinstance(meaning.value, str):
+        return None
+    named = syntax.pieces if isinstance(syntax, tree.String) else ()
+    if any(isinstance(part, tree.BracedName) and part.wrong for part in named):
+        error = plain_text_error(context, syntax, meaning)
+        assert error
+        raise error
+    return meaning.value
 
 
 def _type_of_row(

@@ -8,6 +8,7 @@ from rlgraph.conversations import format_of_columns
 from rlgraph.dsl import constants, tree
 from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.context import Context
+from rlgraph.dsl.misuses import columns_to_encode
 from rlgraph.dsl.nodes import emit_node, materialize, new_inner_axis, table_on_axis, unique_name
 from rlgraph.dsl.reports import emit_report
 from rlgraph.dsl.scope import Meaning, NamedValues, OptionalValue, TableValue, describe_meaning
@@ -188,13 +189,16 @@ def _check_shape(context: Context, expr: tree.Call, table: TableValue, answer: s
     if data is None or format_of_columns(data, answer) is not None:
         return
     has = f"it has {quoted_list([*data], 'and')}" if data else "it has no columns"
+    rows = expr.args[0].span.covered_text
     if answer is not None:
         place = next(option.span for option in expr.options if option.name == "answer")
         raise context.statement_error(
-            "E0771", f"the table has no column `{answer}`", place, did_you_mean(answer, data) or has
+            "E0771",
+            f"the table has no column `{answer}`",
+            place,
+            did_you_mean(answer, data) or columns_to_encode(rows, data) or has,
         )
-    rows = expr.args[0].span.covered_text
-    named = f"name them: `encode({rows}.{data[0]}, {rows}.{data[-1]})` for example" if data else _ENCODE
+    named = columns_to_encode(rows, data) or _ENCODE
     message = f"`{rows}` has no columns that `encode` knows: {has}"
     raise context.statement_error("E0771", message, expr.span, named)
 

@@ -163,6 +163,8 @@ class _Unexpected:
             return "at the left margin"
         if "POOL" in self.accepts:
             return "in a schedule"
+        if "AFTER" in self.accepts:
+            return "in a `change:`"
         return "in a `def`" if "RETURN" in self.accepts else "inside a step"
 
     def line_hint(self) -> str:

@@ -97,6 +97,7 @@ RECORDS = (
                 names=lambda: ("all", "last", "seen"),
             ),
             Attribute("pieces", "texts", doc="a text for all rows; empty: the next input is", by="checker"),
+            Attribute("roles", "texts", None, doc="whose message each text is; empty: it is a text", by="checker"),
         ),
     ),
     NodeOp(

@@ -184,6 +184,9 @@ class Child:
     def reset(self, key: int, row: dict[str, Any]) -> Observation:
         """Return the first observation of an episode, empty where the environment says nothing yet."""
         first = self.await_value(self.objects[key].reset(row))
+        if isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], dict) and "role" not in first[1]:
+            hint = "of gymnasium's observation and info return the observation alone"
+            raise WrongValue("2 values from `reset`, not the first observation", None, hint)
         return _observation(first, "reset", ", not the text of the first observation, a message or a list of messages")
 
     def step(self, key: int, action: str) -> tuple[Observation, float, bool]:

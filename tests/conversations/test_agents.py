@@ -461,3 +461,35 @@ def _model(text: str, seed: str) -> str:
     """The model of a program with other weights."""
     line = next(line for line in text.splitlines() if line.startswith("model actor"))
     return line.partition("= ")[2].replace('random("qwen2", ', f'random("qwen2", {seed}')
+
+
+TOOLED = """
+def solve(row):
+    tool = {"type": "function", "function": {"name": "search", "description": "", "parameters": {}}}
+    chat([{"role": "system", "content": "be kind"}, user("a")], tools=[tool])
+    return 0
+"""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_the_template_leaves_out_of_requests_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: bool
+) -> None:
+    text = program(tmp_path, TOOLED, turns=1)
+    line = next(line for line in text.splitlines() if "interact" in line)
+    text = text.replace(line, f"{line}  # allow W0525" if allowed else line)
+    template = TEMPLATE.partition("{% endfor %}")[2]
+    template = template.replace("{{ '<' + m.role", "{% if m.role == 'user' %}{{ '<' + m.role").replace(
+        "eos_token }}", "eos_token }}{% endif %}", 1
+    )
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.chat_template = template
+    Codec(tokenizer).save(tmp_path / "small")
+    Run(compile_text(text), tmp_path).steps(2)
+    said = capsys.readouterr().err
+    for part in ("the tool `search`", 'the text of message 1 (role "system")'):
+        expected = (
+            f"warning[W0525]: the chat template of `actor` leaves out {part} of what `bot` asks, first in rows row 0"
+        )
+        assert said.count(expected) == (not allowed), said
+    assert allowed or "leave `tools=` out" in said

@@ -124,7 +124,7 @@ def test_shapes_are_looked_for_in_their_order() -> None:
         assert shape and shape.answer == columns[-2 if len(columns) > 1 else 0]
     assert format_of_columns(["prompt"]) is None and format_of_columns(["prompt", "answer"], "chosen") is None
     assert example_of_row({"messages": None, "text": "a"}) == Example("a")
-    for odd in (3, [], [4], ["a"], {"role": "user", "content": "a"}, [{"role": "user"}]):
+    for odd in (3, [], [4], ["a"], {"role": "user"}, [{"role": "user"}]):
         with pytest.raises(OddRow, match="`messages`"):
             example_of_row({"messages": odd})
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlgraph.columns import TEXT_COLUMNS
-from rlgraph.conversations import SHAPES, OddRow, parse_content
+from rlgraph.conversations import ASKED, SHAPES, OddRow, parse_content
 from rlgraph.data import open_source, source_columns
 from rlgraph.errors import NO_SPAN, ProgramError
 from rlgraph.user_code.conventions import hint_for_missing_parameters
@@ -56,7 +56,10 @@ def test_truths_are_those_of_pandas_and_spreadsheets(tmp_path: Path, yes: str, n
 
 
 def test_what_is_read_as_tokens_is_text_where_it_looks_like_a_number(tmp_path: Path) -> None:
-    assert {name for shape in SHAPES for name in shape.columns} | {"chosen", "rejected"} == TEXT_COLUMNS
+    asked = {*ASKED} - {"history"}
+    assert {name for shape in SHAPES for name in shape.columns} | {"chosen", "rejected"} | asked == TEXT_COLUMNS
+    alpaca = {"instruction": "Add.", "input": "2", "output": "4"}
+    assert rows_of(tmp_path, b_csv="instruction,input,output\nAdd.,2,4\n") == [alpaca]
     text = "prompt,completion,chosen,score\n1,2.50,true,3\n"
     assert rows_of(tmp_path, a_csv=text) == [{"prompt": "1", "completion": "2.50", "chosen": "true", "score": 3}]
 

@@ -51,6 +51,10 @@ def test_a_run_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run", 6)
     reader = RunReader(run)
     assert reader.page_data()["steps"] == 6 and reader.page_data()["ended"]["outcome"] == "finished"
+    # A tracker says behind the end where it has sent the run.
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "note", "time_s": 1.8e9, "step": 6, "text": "sent"}) + "\n")
+    assert reader.page_data()["ended"]["outcome"] == "finished"
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:2]))
     # It goes on: events are appended, and steps come a second time.

@@ -212,6 +212,17 @@ def test_steps_that_fail(
         assert found.related[0].span.line == 5
 
 
+def test_a_reset_of_gymnasium_is_told(opened: Callable[..., Environment]) -> None:
+    episode = opened("class Shell:\n    def reset(self, row): return 'go', {}\n    def step(self, action): ...\n")(
+        "row 3"
+    )
+    with pytest.raises(RunError) as caught:
+        episode.reset({})
+    found = caught.value.diagnostics[0]
+    assert found.message.startswith("`Shell` gave 2 values from `reset`, not the first observation")
+    assert found.hint.startswith("of gymnasium's observation and info return the observation alone")
+
+
 def test_an_episode_that_another_one_has_ended_says_so(opened: Callable[..., Environment]) -> None:
     text = "class Shell:\n    def reset(self, row): ...\n    def step(self, action):\n        import os; os._exit(9)\n"
     shell = opened(text)

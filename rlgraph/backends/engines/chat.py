@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlgraph.backends.engines.call_forms import message_forms
 from rlgraph.backends.engines.errors import ConversationError, EngineError, first_line
 from rlgraph.columns import WORDS, value_kind
 from rlgraph.conversations import Message
@@ -15,6 +16,7 @@ from rlgraph.errors import count_phrase, did_you_mean, quoted_list
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _KNOWN_ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -92,21 +94,34 @@ class Conversation:
     def rendered(self, count: int | None = None, *, asks: bool = False, continues: bool = False) -> str:
         """Return the text of the first messages. asks: with the beginning of the answer that the model is to write;
         continues: without the end of the last one."""
-        messages = [dict(message) for message in self.messages[:count]]
-        tools: list[Any] | None = [dict(tool) for tool in self.tools] or None
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=asks and not continues,
-                continue_final_message=continues,
-                tokenize=False,
-                **self.options,
+
+        def write(messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=asks and not continues,
+                    continue_final_message=continues,
+                    tokenize=False,
+                    **self.options,
+                )
             )
-        # A template is a program by whoever made the model, and can fail in any way.
-        except Exception as error:
-            raise _template_failed(error, messages) from error
-        return str(text)
+
+        return self._written(self.messages[:count], write)
+
+    def _written(self, messages: Sequence[Message], write: Callable[[list[dict[str, Any]], list[Any] | None], T]) -> T:
+        """Return what `write` makes of messages and tools, in the first form of calls that the template takes. Raises
+        EngineError where it takes none."""
+        tools: list[Any] | None = [dict(tool) for tool in self.tools] or None
+        failed: Exception | None = None
+        for form in message_forms(messages):
+            try:
+                return write(form, tools)
+            # A template is a program by whoever made the model, and can fail in any way.
+            except Exception as error:
+                failed = failed or error
+        assert failed is not None
+        raise _template_failed(failed, messages) from failed
 
     def text_with_answer_spans(self, first: int) -> tuple[str, list[tuple[int, int]]]:
         """Return the whole text, and where in it the assistant's messages are, those from number `first` on: by the
@@ -150,18 +165,13 @@ class Conversation:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, **self.options}
-        tools: list[Any] | None = [dict(tool) for tool in self.tools] or None
         render: Any = render_jinja_template  # Its annotation says that it returns a text.
-        try:
-            texts, marked = render(
-                [[dict(message) for message in self.messages]],
-                tools=tools,
-                chat_template=template,
-                return_assistant_tokens_mask=True,
-                **given,
-            )
-        except Exception as error:
-            raise _template_failed(error, self.messages) from error
+        texts, marked = self._written(
+            self.messages,
+            lambda messages, tools: render(
+                [messages], tools=tools, chat_template=template, return_assistant_tokens_mask=True, **given
+            ),
+        )
         return texts[0], [(int(start), int(end)) for start, end in marked[0] if end > start]
 
 

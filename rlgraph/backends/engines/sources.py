@@ -108,6 +108,7 @@ def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
             model = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, dtype)
+            _check_vocabulary(codec, model)
             if spec.needs_saved_head and {*_head(model)} <= {*new}:
                 raise MissingHead(spec.kind, spec.source)
     if spec.adapters is not None:
@@ -125,6 +126,9 @@ def dtype_of(spec: ModelSpec) -> torch.dtype:
     return _DTYPES[spec.dtype]
 
 
+_COPY_TOKENIZER = "copy `tokenizer.json` and `tokenizer_config.json` of the base model into its folder"
+
+
 def load_codec(spec: ModelSpec) -> Codec:
     """Return the tokenizer of a model, without its weights. Raises ConversationError where its chat template does not
     know what it is given."""
@@ -133,7 +137,12 @@ def load_codec(spec: ModelSpec) -> Codec:
     if not isinstance(chosen, str):
         return Codec(build_tokenizer(chosen), spec.chat)
     with quiet_transformers():
-        return Codec(_read(chosen, "tokenizer", _tokenizer_class(chosen)), spec.chat)
+        tokenizer = _read(chosen, "tokenizer", _tokenizer_class(chosen))
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            # Where a folder has no files of a tokenizer, transformers makes one of the family that knows no text.
+            message = f"the folder {chosen!r} has no tokenizer: what is there knows no tokens"
+            raise EngineError(message, _COPY_TOKENIZER)
+        return Codec(tokenizer, spec.chat)
 
 
 def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
@@ -228,6 +237,16 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
             # transformers draws them from the global generator; zeros are neutral, and always the same.
             parameters[name].zero_()
     return model, new
+
+
+def _check_vocabulary(codec: Codec, model: PreTrainedModel) -> None:
+    """Raise EngineError for a tokenizer that makes tokens which a model does not have. Those that were added to it may
+    lie outside: a text model of a family that sees has no row for the token of a picture."""
+    embeddings: Any = model.get_input_embeddings()
+    rows, tokens = len(embeddings.weight), codec.tokenizer.vocab_size
+    if tokens > rows:
+        message = f"its tokenizer has {tokens:,} tokens, and the model {rows:,}: it is another model's"
+        raise EngineError(message, _COPY_TOKENIZER)
 
 
 def _head(model: PreTrainedModel) -> list[str]:

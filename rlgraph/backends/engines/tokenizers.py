@@ -22,8 +22,10 @@ from rlgraph.backends.engines.left_out import left_out_parts
 from rlgraph.backends.engines.pieces import encode_pieces
 from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
+    ANSWER,
     different_structure_error,
     left_out_error,
+    text_behind_answer,
     text_between_answers,
     text_until_last_answer,
     with_answer_placeholders,
@@ -109,6 +111,7 @@ class Codec:
         self._stop_texts: dict[tuple[str, ...], StopTexts | None] = {}
         self._written: set[str] = set()
         """The roles of replies that the chat template is known to write."""
+        self._end: list[int] | None = None
         self.chat = chat or ChatOptions()
         """How conversations are written."""
         if self.chat.template is not None:
@@ -190,6 +193,18 @@ class Codec:
                 raise left_out_error(parts[0])
             self._written |= roles
         return self._encode(hidden.split_pieces([TextPiece(text)]))[0]
+
+    def end_of_answer(self) -> list[int]:
+        """Return the tokens that the chat template puts behind an answer that ends a conversation; nothing where there
+        is no template, or none that writes a plain question and its answer."""
+        if self._end is None:
+            asked = [{"role": "user", "content": "?"}, ANSWER]
+            try:
+                text = text_behind_answer(make_conversation(self.tokenizer, self.chat, asked)[0])
+            except EngineError:
+                text = ""
+            self._end = self._encode([TextPiece(text)])[0] if text else []
+        return self._end
 
     def check_episode(
         self,

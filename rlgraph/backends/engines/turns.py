@@ -12,6 +12,8 @@ from rlgraph.conversations import Message
 _SAMPLED, _EARLIER = "\ue0a7\ue0b3\ue0a7", "\ue0a7\ue0b4\ue0a7"
 """Stand for the model's answer, and for each of its earlier ones, while a template writes: characters that nobody has
 given a meaning."""
+ANSWER: Message = {"role": "assistant", "content": _SAMPLED}
+"""Any answer of the model's."""
 
 
 def with_answer_placeholders(
@@ -51,6 +53,11 @@ def text_between_answers(chat: Conversation, last: int) -> str:
     if _specials(chat, head) != _specials(chat, opened):
         raise _refused("writes what is before an answer with other special tokens when more follows", opened, head)
     return between
+
+
+def text_behind_answer(chat: Conversation) -> str:
+    """Return what the template writes behind the last of the messages, which is `ANSWER`."""
+    return chat.rendered().partition(_SAMPLED)[2]
 
 
 def text_until_last_answer(chat: Conversation) -> str:

@@ -19,9 +19,11 @@ from rlgraph.backends.worker.agent_play import AgentEpisode, AgentPlay, AskedReq
 from rlgraph.backends.worker.agent_requests import RequestRefused
 from rlgraph.backends.worker.agent_tree import AgentLine, AgentTree, AnswerCount
 from rlgraph.backends.worker.columns import finite_numbers
+from rlgraph.backends.worker.first_failures import FirstFailure
 from rlgraph.backends.worker.growing_episode import GrowingEpisode
 from rlgraph.backends.worker.session import Session, SessionModel
 from rlgraph.backends.worker.turn_sampling import NextTurn, WantedTurn, sample_turns
+from rlgraph.backends.worker.unread_parts import unread_request_warnings
 from rlgraph.errors import Diagnostic, RunError, count_phrase
 from rlgraph.ir.graph import Node
 from rlgraph.user_code import Agent
@@ -68,6 +70,7 @@ def play_agent(
     with AgentPlay(agent, session.agent_server, [*sampling], episodes) as play:
         (_answer_as_they_come if first.takes_rows_meanwhile else _answer_in_rounds)(sampling, play)
     _note_failures(node, session, episodes, agent)
+    _note_unread(sampling, session, episodes)
     numbers = [numbers_of(episode, agent) for episode in episodes]
     last, lines = dict[str, list[AgentLine]](), dict[str, list[list[AgentLine]]]()
     for name, how in sampling.items():
@@ -185,6 +188,17 @@ def _end_line(line: GrowingEpisode, episode: AgentEpisode, reward: float) -> Non
     answers = len(line.actions)
     line.rewards = [*[0.0] * (answers - 1), reward] if answers else []
     line.over = episode.failure is None
+
+
+def _note_unread(sampling: Mapping[str, ActionSampling], session: Session, episodes: Sequence[AgentEpisode]) -> None:
+    """Tell of what is asked that the chat template of a model does not write."""
+    for name, how in sampling.items():
+        asked = [(one.name, request) for one in episodes if (request := one.trees[name].first_request)]
+        warnings = unread_request_warnings(how.node, how.model.model.name, how.model.engine.codec, asked)
+        session.failures.add(
+            FirstFailure(f"{part} of {how.model.model.name}", warning.render(), warns=True)
+            for part, warning in warnings
+        )
 
 
 def _note_failures(node: Node, session: Session, episodes: Sequence[AgentEpisode], agent: Agent) -> None:

@@ -96,6 +96,11 @@ class AgentTree:
         return _agent_line(self._last.line, 0) if self._last else None
 
     @property
+    def first_request(self) -> AgentRequest | None:
+        """The first request that was answered; None where nothing was asked."""
+        return self._answered[0].request if self._answered else None
+
+    @property
     def lines(self) -> list[AgentLine]:
         """All lines, in the order in which they begin: each goes to an answer that nothing goes on from. Where several
         go on from an answer, that is learned from in the first of them."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.rows import pick_entries
 from rlgraph.backends.worker.session import Session
-from rlgraph.columns import WORDS, value_kind
+from rlgraph.columns import NOT_IN_A_TEXT, WORDS, value_kind
+from rlgraph.conversations import OddRow, conversation_text
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import axis_of
@@ -19,8 +20,8 @@ from rlgraph.ops.texts import format_entry
 
 
 def run_compose_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
-    """Return a text of each row, or messages with it. Raises RunError for an entry that is neither text nor number, or
-    that a format does not fit."""
+    """Return a text of each row, or messages with it; a conversation in a text is written out. Raises RunError for an
+    entry that is no text, number or conversation, or that a format does not fit."""
     axis = axis_of(node.outputs[0].type)
     assert axis
     rows, role = frame.rows[axis.key], attribute_value(node, "role")
@@ -30,12 +31,11 @@ def run_compose_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
         entries = _entries(frame, name, axis.key, rows.size)
         for place, entry in enumerate(entries):
             try:
+                if role is None and value_kind(entry) == "messages":
+                    entry = conversation_text(entry, name)
                 texts[place] += format_entry(entry, how) + piece
-            except TypeError:
-                message = f"`{name}` of {rows.row_name(place)} is {WORDS[value_kind(entry)]}: {entry!r:.60}"
-                hint = "name a column of texts or numbers, or write one in every row"
-                message = f"{message}, which cannot stand in a text"
-                raise RunError(Diagnostic("E0872", message, node.span, hint)) from None
+            except (TypeError, OddRow) as error:
+                raise RunError(_odd_entry(node, f"`{name}` of {rows.row_name(place)}", entry, error)) from None
             except ValueError as error:
                 message = f"`{name}` of {rows.row_name(place)} is {entry!r:.60}, and {error}"
                 raise RunError(Diagnostic("E0871", message, node.span)) from None
@@ -59,6 +59,15 @@ def run_join_texts(node: Node, frame: Frame, session: Session) -> NodeOutput:
             raise RunError(Diagnostic("E0872", message, node.span, hint))
         texts[group].append(entry)
     return NodeOutput({node.outputs[0].name: [node.attr("between").join(group) for group in texts]})
+
+
+def _odd_entry(node: Node, place: str, entry: Any, error: Exception) -> Diagnostic:
+    """Return the diagnostic for an entry that cannot stand in a text, or in a message of a user."""
+    kind = value_kind(entry)
+    if isinstance(error, OddRow):
+        return Diagnostic("E0872", f"{place} cannot stand in a text: {error}", node.span)
+    message = f"{place} is {WORDS[kind]}: {entry!r:.60}, which cannot stand in a text"
+    return Diagnostic("E0872", message, node.span, NOT_IN_A_TEXT["messages" if kind == "messages" else ""])
 
 
 def _messages(node: Node, role: str, text: str) -> list[dict[str, str]]:

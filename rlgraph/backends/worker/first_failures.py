@@ -1,4 +1,5 @@
-"""The first failure of each function of the program that a run goes on without: it is said once in a run."""
+"""The first failure of each function of the program that a run goes on without, and what else a run's processes find
+out while it goes on: each is said once in a run."""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ class FirstFailure:
     """The first call of a function that failed in one process."""
 
     function: str
+    """The function, or what a warning is about."""
     sentence: str
     """What failed: `on prompts row 3: ...`."""
+    warns: bool = False
+    """Whether nothing failed, and the sentence is a whole warning."""
 
 
 class FirstFailures:
@@ -23,7 +27,8 @@ class FirstFailures:
     def __init__(self, *, prints: bool) -> None:
         """prints: whether they are printed here; otherwise somebody takes them."""
         self.prints = prints
-        self._functions: set[str] = set()
+        self._known: set[str] = set()
+        """The functions that have failed, and what was warned of."""
         self._new: list[FirstFailure] = []
         self._lock = threading.Lock()
 
@@ -36,14 +41,14 @@ class FirstFailures:
         """Take in failures, of which those of functions that have failed before are left out."""
         for failure in failures:
             with self._lock:
-                if failure.function in self._functions:
+                if failure.function in self._known:
                     continue
-                self._functions.add(failure.function)
+                self._known.add(failure.function)
                 if not self.prints:
                     self._new.append(failure)
             if self.prints:
                 text = f"`{failure.function}` failed {failure.sentence}; metrics count how often it does"
-                print(text, file=sys.stderr, flush=True)
+                print(failure.sentence if failure.warns else text, file=sys.stderr, flush=True)
 
     def pop_new(self) -> tuple[FirstFailure, ...]:
         """Return the failures that nobody has asked for yet."""

@@ -13,11 +13,13 @@ from torch import Tensor
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.likeliest import KeptRows, KeptTokens, PlacedNumbers
 from rlgraph.backends.engines.sequences import Sequences
+from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.engines.vocabulary_sums import OtherModel
 from rlgraph.backends.frame import Frame, NodeOutput
 from rlgraph.backends.lowering.lower import LoweredNode, lower
 from rlgraph.backends.rows import Rows, TableData, pick_entries, row_label
 from rlgraph.backends.step import Step
+from rlgraph.backends.worker.answer_ends import with_ends_of_answers
 from rlgraph.backends.worker.buffers import run_buffer_push, run_buffer_recall, run_buffer_sample
 from rlgraph.backends.worker.columns import column_tensor, finite_numbers, function_columns, tensor_inputs
 from rlgraph.backends.worker.compared import compare_with_sampler, weights_begin_step
@@ -115,19 +117,29 @@ def run_column(node: Node, frame: Frame, session: Session) -> NodeOutput:
 def engine_and_sequences(node: Node, frame: Frame, session: Session, place: int = 0) -> tuple[Any, Sequences]:
     """Return a model's engine and a table's tokens, in that model's own tokens, all of which it can read. place: of the
     model among the inputs, behind which its table is."""
-    state, sequences = _in_tokens_of_model(node, frame, session, place)
-    longest = state.max_row_tokens
+    state, sequences, codec = _in_tokens_of_model(node, frame, session, place)
+    longest, kind = state.max_row_tokens, frame.types[node.inputs[place + 1]]
+    assert isinstance(kind, Table)
+    if _of_whole_rows(node):
+        prompts, pieces = frame.values[node.inputs[place + 1]].prompts, kind.start == "row"
+        sequences = with_ends_of_answers(sequences, prompts, codec, pieces=pieces, longest=longest)
     if longest is not None and len(sequences) and int(sequences.lengths.max()) > longest:
         row = int(sequences.lengths.argmax())
-        kind = frame.types[node.inputs[place + 1]]
-        assert isinstance(kind, Table)
         who, tokens = frame.rows[kind.axis.key].row_name(row), int(sequences.lengths[row])
         raise row_too_long_error(node, f"{who} has {count_phrase(tokens, 'token')}, and is", tokens, state, longest)
     return state.engine, sequences
 
 
-def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) -> tuple[SessionModel, Sequences]:
-    """Return a model and a table's tokens, encoded again where another tokenizer made them."""
+def _of_whole_rows(node: Node) -> bool:
+    """Return whether a model gives a number for each row, and not one for each of its tokens."""
+    axis = axis_of(node.outputs[0].type)
+    return axis is None or not axis.inner
+
+
+def _in_tokens_of_model(
+    node: Node, frame: Frame, session: Session, place: int
+) -> tuple[SessionModel, Sequences, Codec]:
+    """Return a model and a table's tokens, encoded again where another tokenizer made them, with what encoded them."""
     state = session.models[frame.values[node.inputs[place]]]
     table: TableData = frame.values[node.inputs[place + 1]]
     assert table.sequences is not None
@@ -136,10 +148,9 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) 
     if codec is owner or codec.tokenizer.get_vocab() == owner.tokenizer.get_vocab():
         if table.sequences.routes is not None and state.model.name != table.owner:
             # What routers of another model chose is nothing to this one's.
-            return state, replace(table.sequences, routes=None)
-        return state, table.sequences
-    output_axis = axis_of(node.outputs[0].type)
-    if output_axis is not None and output_axis.inner:
+            return state, replace(table.sequences, routes=None), owner
+        return state, table.sequences, owner
+    if not _of_whole_rows(node):
         # A result for each token would be of other tokens.
         raise RunError(
             Diagnostic(
@@ -152,7 +163,7 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) 
     kind = frame.types[node.inputs[place + 1]]
     assert isinstance(kind, Table)
     if kind.start == "text" and any(isinstance(prompt, Example) for prompt in table.prompts):
-        return state, _sequences_of(node, state, table.prompts, None)
+        return state, _sequences_of(node, state, table.prompts, None), codec
     if kind.start != "text":
         check_read_from_texts(node, table, kind, frame.rows[kind.axis.key], owner, state.model.name)
     prompts = []
@@ -163,7 +174,7 @@ def _in_tokens_of_model(node: Node, frame: Frame, session: Session, place: int) 
             who = frame.rows[kind.axis.key].row_name(number)
             raise engine_run_error(node, f"`{state.model.name}` cannot read {who}", error) from None
     responses = [codec.encode_response(owner.decode(row)) for row in table.sequences.scored_tokens_by_row()]
-    return state, Sequences.from_pairs(prompts, responses)
+    return state, Sequences.from_pairs(prompts, responses), codec
 
 
 def model_call_options(node: Node, frame: Frame, session: Session) -> dict[str, Any]:

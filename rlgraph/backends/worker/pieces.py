@@ -16,7 +16,7 @@ from rlgraph.backends.worker.piece_columns import LearnedPiece, columns_of_piece
 from rlgraph.backends.worker.sampling import rows_of_inner_axes, table_type
 from rlgraph.backends.worker.sampling_inputs import prompt_of
 from rlgraph.backends.worker.session import Session, engine_run_error
-from rlgraph.conversations import Message, OddRow, parse_content, template_options_of, tools_of
+from rlgraph.conversations import Content, Message, OddRow, parse_content, template_options_of, tools_of
 from rlgraph.errors import Diagnostic, RunError
 from rlgraph.ir.graph import Node
 from rlgraph.ir.types import Table, axis_of
@@ -58,7 +58,7 @@ def join_row_pieces(node: Node, frame: Frame, session: Session) -> NodeOutput:
     growing = [_GrowingRow() for _ in range(rows.size)]
     tables, loss = _tables(node, frame), attribute_value(node, "loss")
     learned_tables = {"all": tables, "last": tables[-1:], "seen": []}[loss]
-    names = iter(node.inputs[1:])
+    names, roles = iter(node.inputs[1:]), attribute_value(node, "roles")
     learned_pieces = []
     for number, literal in enumerate(node.attr("pieces")):
         name = "" if literal else next(names)
@@ -69,7 +69,9 @@ def join_row_pieces(node: Node, frame: Frame, session: Session) -> NodeOutput:
             piece = _add_tokens(node, frame, session, name, growing, main, learns)
             learned_pieces += [piece] if learns else []
         else:
-            _add_content(node, frame, name, literal, growing, rows, axis_key=kind.axis.key)
+            role = roles[number] if roles else ""
+            said = [{"role": role, "content": literal}] if role else literal
+            _add_content(node, frame, name, said, growing, rows, axis_key=kind.axis.key)
     for row, given in zip(growing, data, strict=True):
         _write_waiting(node, rows, growing, row, given, codec)
     flags = [_seen(row) if loss == "seen" else row.learned for row in growing]
@@ -114,9 +116,9 @@ def _add_tokens(
 
 
 def _add_content(
-    node: Node, frame: Frame, name: str, literal: str, growing: list[_GrowingRow], rows: Rows, axis_key: str
+    node: Node, frame: Frame, name: str, literal: Content, growing: list[_GrowingRow], rows: Rows, axis_key: str
 ) -> None:
-    """Add a text for all rows, or a text or messages of each, which are read when the next tokens come."""
+    """Add a text or messages for all rows, or a text or messages of each, which are read when the next tokens come."""
     if literal:
         entries: Sequence[Any] = [literal] * rows.size
     else:

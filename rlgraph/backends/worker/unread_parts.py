@@ -1,13 +1,14 @@
-"""This module finds what a row of the data has for a model that never reads it: messages, calls and tools that its chat
-template leaves out, and pictures or sounds, where only texts are read."""
+"""This module finds what a row of the data, or an agent, has for a model that never reads it: messages, calls and tools
+that its chat template leaves out, and pictures or sounds, where only texts are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.agent_requests import AgentRequest
 from rlgraph.backends.worker.plain_prompts import uses_read_ahead
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import value_kind, value_or_none
@@ -25,7 +26,7 @@ from rlgraph.data.base import Row, numbered_rows
 from rlgraph.dsl.data_uses import PromptUse
 from rlgraph.dsl.lints import is_allowed
 from rlgraph.errors import Diagnostic
-from rlgraph.ir.graph import Program
+from rlgraph.ir.graph import Node, Program
 from rlgraph.user_code import Environment
 
 UNREAD_PART = "W0525"
@@ -51,6 +52,30 @@ def unread_part_warnings(
             first.setdefault(hint, Diagnostic(UNREAD_PART, message, use.node.span, f"{hint}; {_ALLOWED}"))
         found += first.values()
     return [warning for warning in found if not is_allowed(warning)]
+
+
+def unread_request_warnings(
+    node: Node, model: str, codec: Codec, requests: Iterable[tuple[str, AgentRequest]]
+) -> Iterator[tuple[str, Diagnostic]]:
+    """Yield parts of what agents ask that the chat template of a model leaves out, with a warning for each.
+    requests: the name of the episode of each, and what it asks."""
+    known: set[Any] = set()
+    for name, request in requests:
+        messages = request.messages or ()
+        kinds = {*_transitions(messages, request.tools), *(("option", option) for option in request.options)}
+        if not messages or kinds <= known:
+            continue
+        known |= kinds
+        for part in codec.left_out_parts(messages, request.tools, request.options, asks=True):
+            message = (
+                f"the chat template of `{model}` leaves out {part} of what `{node.attr('env')}` asks, first in {name}"
+            )
+            hint = (
+                f'take a template that writes it, `chat=chat(template="FILE.jinja")`, or {_instead(part, "`tools=`")}'
+            )
+            warning = Diagnostic(UNREAD_PART, message, node.span, f"{hint}; {_ALLOWED}")
+            if not is_allowed(warning):
+                yield part, warning
 
 
 def _columns(use: PromptUse) -> str:
@@ -95,10 +120,10 @@ def _has_system(contents: Sequence[Content], said: str) -> bool:
     return all(any(said.strip() in str(message.get("content")) for message in messages) for messages in chats)
 
 
-def _instead(part: str) -> str:
-    """Return what can be written in the place of what a template leaves out."""
+def _instead(part: str, tools: str = "the column `tools`") -> str:
+    """Return what can be written in the place of what a template leaves out. tools: where tools are given."""
     if part.startswith("the tool "):
-        return "describe the tools in the system's message, and leave the column `tools` out"
+        return f"describe the tools in the system's message, and leave {tools} out"
     if part.startswith("the `"):
         return "write it into the text, between `<think>` and `</think>` for example"
     if part.startswith("the call "):

@@ -96,7 +96,7 @@ def _setting(form: ShortForm, text: str, declared: Mapping[str, tree.Expr]) -> t
     path, comma, options = (part.strip() for part in value.partition(","))
     word = form.source_of(path)
     if not path or not word:
-        raise _mistake(form, text, f"`{path}` is no {_what(form)}", f"as in `{form.option} {form.example}`")
+        raise _mistake(form, text, f"`{path}` is no {_what(form)}", _as_in(form, path))
     escaped = "".join("\\" + character if character in '\\"' else character for character in path)
     parts = [f'"{escaped}"', *([options] if comma and options else [])]
     said = {option.partition("=")[0].strip() for option in options.split(",")}
@@ -106,6 +106,14 @@ def _setting(form: ShortForm, text: str, declared: Mapping[str, tree.Expr]) -> t
             option.span.covered_text for option in old.options if option.name in form.kept and option.name not in said
         ]
     return name, f"{word}({', '.join(parts)})"
+
+
+def _as_in(form: ShortForm, path: str) -> str:
+    """Return the hint for what is no source of a form. path: what was given."""
+    if form is REWARD and (Path(path).is_dir() or _HUB_NAME.fullmatch(path)):
+        declared = f'`model taste = frozen(reward_lm("{path}"))`'
+        return f"a reward model is declared in the program, {declared}, and asked there: `score = taste.score(rollout)`"
+    return f"as in `{form.option} {form.example}`"
 
 
 def _what(form: ShortForm) -> str:

@@ -83,7 +83,8 @@ def read_result(point: Point, folder: Path, metrics: Sequence[BestMetric], error
 
 def _end(folder: Path) -> tuple[Outcome, str]:
     """Return how a run ended, and why if it failed; one that was killed has not said how."""
-    newest = deque(_records(folder / EVENTS), maxlen=1)
+    # A tracker says behind the end where it has sent the run.
+    newest = deque((event for event in _records(folder / EVENTS) if event.get("kind") != "note"), maxlen=1)
     last = newest[0] if newest else {}
     if last.get("kind") == "run_ended":
         text = str(last.get("text", ""))

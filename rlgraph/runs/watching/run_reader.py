@@ -130,7 +130,9 @@ class RunReader:
             self.recent.append(numbers)
         if kind == "run_started":
             self.started, self.memory = event, {}
-        self.ended = event if kind == "run_ended" else None
+        if kind != "note":
+            # A tracker says behind the end where it has sent the run.
+            self.ended = event if kind == "run_ended" else None
         if kind in _LISTED:
             self.events.append(event)
             del self.events[:-SHOWN_EVENTS]

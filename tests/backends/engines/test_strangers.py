@@ -82,6 +82,16 @@ def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
+def forgotten_tokenizer(folder: Path) -> None:
+    """What `save_pretrained` of a model alone leaves behind."""
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def larger_tokenizer(folder: Path) -> None:
+    load(ModelSpec("causal_lm", RandomWeights("qwen2", SHAPE, CharTokenizer("abcdefgh>")))).codec.save(folder)
+
+
 def no_index(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": {"x": "../../etc/passwd"}}')
@@ -98,6 +108,8 @@ def no_index(folder: Path) -> None:
         (deep, "RecursionError"),
         (negative, "negative dimension"),
         (no_tokenizer, "cannot load the tokenizer"),
+        (forgotten_tokenizer, "has no tokenizer: what is there knows no tokens"),
+        (larger_tokenizer, "its tokenizer has 12 tokens, and the model 8: it is another model's"),
         (no_index, "cannot load the model"),
     ],
 )

@@ -144,6 +144,12 @@ def test_a_program_that_is_wrong_without_the_sweep(folder: Path, capsys: pytest.
 # What is run
 
 
+def test_a_sweep_that_is_tracked_has_finished(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["tiny.rlf", "--steps", "1", "--sweep", "lr=1e-3,1e-2", "--track", "tensorboard"]
+    assert told(capsys, *given)[0] == 0
+    assert [row["outcome"] for row in table(folder / "runs/tiny-sweep")] == ["finished"] * 2
+
+
 def test_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["tiny.rlf", "--steps", "2", "--sweep", "lr=1e-3,1e-2", "--sweep", "seed=0,1"]
     code, out, err = told(capsys, *given)
