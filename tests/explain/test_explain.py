@@ -581,25 +581,3 @@ def test_the_best_plan_is_the_same_after_all(ppo: Compiled) -> None:
     again = choose_placement(replace(ppo.choice.question))
     assert again is not None and again.plan == ppo.choice.plan
     assert len(candidate_partitions(ppo.choice.problem, ppo.choice.question)) == 15, "partitions of four parts"
-
-
-@pytest.mark.long
-def test_the_pages_show_what_is_printed(request: pytest.FixtureRequest) -> None:
-    pages, pictures = ROOT / "docs" / "how-to", ROOT / "docs" / "img"
-    explain_text, what_if_text = (pages / "explain.md").read_text("utf-8"), (pages / "what-if.md").read_text("utf-8")
-    [explained], [shown] = (
-        re.findall(r"```text\n(.*?)```\n", text, re.DOTALL) for text in (explain_text, what_if_text)
-    )
-    cluster, values = re.findall(r"rlgraph compile ppo.rlf --cluster (\S+) --what-if (\S+)\n", what_if_text)[0]
-    assert f"rlgraph compile ppo.rlf --cluster {cluster} --explain\n" in explain_text
-    compiled = rlgraph.compile(ROOT / "rlgraph" / "algorithms" / "ppo.rlf", cluster=cluster)
-    told, found = explain(compiled), what_if(compiled, values)
-    if request.config.getoption("--update-golden"):
-        (pages / "explain.md").write_text(explain_text.replace(explained, f"{told}\n"), "utf-8")
-        (pages / "what-if.md").write_text(what_if_text.replace(shown, f"{found}\n"), "utf-8")
-        (pictures / "explain.svg").write_text(told.to_svg(), "utf-8")
-        (pictures / "what-if.svg").write_text(found.to_svg(), "utf-8")
-        return
-    assert explained == f"{told}\n" and shown == f"{found}\n"
-    assert (pictures / "explain.svg").read_text("utf-8") == told.to_svg()
-    assert (pictures / "what-if.svg").read_text("utf-8") == found.to_svg()
