@@ -90,9 +90,12 @@ def test_all_rows_are_looked_at(rows: list[dict[str, Any]], line: str, said: str
 
 
 def test_a_template_that_needs_a_text(tmp_path: Path) -> None:
+    """It gets an empty one where there is a call, which it leaves out; without a call there is nothing to write."""
+    _, left_out = warnings(tmp_path, ENDED, [{"prompt": [user("a"), CALL]}], ASK)
+    assert left_out.startswith("warning[W0525]: the chat template of `actor` leaves out the call of `add` in message 2")
     with pytest.raises(ProgramError) as caught:
-        warnings(tmp_path, ENDED, [{"prompt": [user("a"), CALL]}], ASK)
-    assert "a message of role 'assistant' has no text" in caught.value.diagnostics[0].hint
+        warnings(tmp_path, ENDED, [{"prompt": [user("a"), {"role": "assistant", "content": None}]}], ASK)
+    assert "has a message of role 'assistant' that says nothing" in caught.value.diagnostics[0].message
 
 
 def warnings(folder: Path, template: str, rows: list[dict[str, Any]], line: str) -> list[str]:
