@@ -73,7 +73,7 @@ def main() -> None:
     step, model, chosen = Spent(), Spent(), Spent()
     step.time(VllmEngine, "_step")
     model.time(GPUModelRunner, "_model_forward")
-    chosen.time(sampling, "sample")
+    chosen.time(sampling, "draw_tokens")
     weights = RandomWeights("qwen2", SMALL, ByteTokenizer())
     engine = VllmEngine.open(ModelSpec("causal_lm", weights), rows=max(options.rows), row_tokens=TOKENS + 8)
     how, found = Sampling(max_tokens=TOKENS, min_tokens=TOKENS), list[tuple[int, float]]()

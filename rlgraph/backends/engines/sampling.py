@@ -65,12 +65,28 @@ def sample(
     sampling: Sampling,
     banned: Tensor | None,
     support: list[KeptTokens] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a token for each row, its log-probability under the whole distribution, and whether that is finite: int64
-    [N], float [N], bool [N]. Nobody waits for the device.
+) -> tuple[Tensor, Tensor]:
+    """Return a token for each row and its log-probability under the whole distribution: int64 [N], float [N].
 
-    keys, place: as in `uniform_numbers`. The others, and which token it is: as in `choose_tokens`.
+    keys, place: as in `uniform_numbers`. The others, and which token it is: as in `choose_tokens`. Raises EngineError
+    where logits are not finite.
     """
+    token, logprob, finite = draw_tokens(logits, keys, place, sampling, banned, support)
+    if not bool(finite.all()):
+        raise not_finite()
+    return token, logprob
+
+
+def draw_tokens(
+    logits: Tensor,
+    keys: np.ndarray,
+    place: int | np.ndarray,
+    sampling: Sampling,
+    banned: Tensor | None,
+    support: list[KeptTokens] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `sample` returns, and whether each log-probability is finite, bool [N], in place of an error: nobody
+    waits for the device."""
     uniforms = None if sampling.temperature == 0 else to_device(uniform_numbers(keys, place), logits.device)
     return choose_tokens(logits, uniforms, sampling, banned, support)
 

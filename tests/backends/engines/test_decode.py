@@ -184,7 +184,7 @@ def test_a_uniform_on_a_border_takes_no_token_without_weight(
 def test_the_sampled_distribution(sampling: Sampling, kept: list[int]) -> None:
     p = torch.tensor([0.4, 0.15, 0.1, 0.3, 0.05], dtype=torch.float64)
     count = 40_000
-    token, logprob, _ = sample(p.log().repeat(count, 1), keys(count), 5, sampling, None)
+    token, logprob = sample(p.log().repeat(count, 1), keys(count), 5, sampling, None)
     wanted = torch.zeros(5, dtype=torch.float64)
     wanted[kept] = p[kept] / p[kept].sum()
     torch.testing.assert_close(token.bincount(minlength=5) / count, wanted, rtol=0, atol=0.01, check_dtype=False)
@@ -194,14 +194,14 @@ def test_the_sampled_distribution(sampling: Sampling, kept: list[int]) -> None:
 def test_a_banned_token_is_not_sampled_but_counts_in_the_logprob() -> None:
     # Nearly all weight is on the banned token: nothing may underflow.
     logits = torch.tensor([[900.0, 0.0, 0.0]]).repeat(1000, 1)
-    token, logprob, _ = sample(logits, keys(1000), 0, Sampling(1), torch.tensor([0]))
+    token, logprob = sample(logits, keys(1000), 0, Sampling(1), torch.tensor([0]))
     assert set(token.tolist()) == {1, 2}
     torch.testing.assert_close(logprob, torch.full((1000,), -900.0))
 
 
 def test_a_token_of_no_weight_is_never_sampled() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]]).repeat(100_000, 1)
-    token, _, _ = sample(logits, keys(100_000), 0, Sampling(1), None)
+    token, _ = sample(logits, keys(100_000), 0, Sampling(1), None)
     assert set(token.tolist()) == {0, 2}
 
 

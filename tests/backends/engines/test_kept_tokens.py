@@ -40,7 +40,7 @@ def test_what_a_token_is_sampled_from(options: dict[str, Any], kept: list[int]) 
     p = torch.tensor([0.4, 0.15, 0.1, 0.3, 0.05], dtype=torch.float64)
     support: list[KeptTokens] = []
     keys = np.arange(64, dtype=np.uint64)
-    token, _, _ = sample(p.log().repeat(64, 1), keys, 0, Sampling(1, keeps_support=True, **options), banned, support)
+    token, _ = sample(p.log().repeat(64, 1), keys, 0, Sampling(1, keeps_support=True, **options), banned, support)
     [found] = support
     assert {*token.tolist()} == {*kept}
     for count, ids, logs in lists(found):

@@ -264,7 +264,7 @@ def test_a_row_that_another_copy_has_begun_goes_on_behind_its_tokens() -> None:
     rows = SamplingLogitsProcessor(config, torch.device("cpu"), False)
     rows.update_state(BatchUpdate(1, removed=[], added=[added], moved=[]))
     logits = torch.arange(16.0)[None] / 4
-    [token], [logprob], _ = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
+    [token], [logprob] = sample(logits, keys(1, start=7), np.array([3]), sampling, None)
     assert rows.apply(logits.clone()).argmax() == token
     assert row.logprobs == logprobs, "nobody has waited for the device"
     [drawn] = config.additional_config.drawn

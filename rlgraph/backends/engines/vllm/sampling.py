@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from rlgraph.backends.engines.likeliest import KeptTokens
-from rlgraph.backends.engines.sampling import sample, to_device
+from rlgraph.backends.engines.sampling import draw_tokens, to_device
 from rlgraph.backends.engines.vllm.sampled_row import ROW_FIELD, DrawnTokens, HostCopy, SampledRow
 from rlgraph.backends.engines.vllm.start import StartNotes
 
@@ -79,7 +79,7 @@ class SamplingLogitsProcessor(LogitsProcessor):
         positions = to_device(torch.from_numpy(rows), logits.device)
         selected = logits if len(rows) == len(logits) else logits[positions]
         support: list[KeptTokens] = []
-        drawn = sample(selected, self._keys[rows], places, batch.sampling, banned, support)
+        drawn = draw_tokens(selected, self._keys[rows], places, batch.sampling, banned, support)
         logits[positions, drawn[0]] = torch.inf
         return DrawnTokens(
             [self._rows[row] for row in rows], places.tolist(), HostCopy(*drawn), next(iter(support), None), forbids
