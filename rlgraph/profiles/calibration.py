@@ -39,7 +39,7 @@ BYTES = ("reserved", "logit", "gradient", "stepped")
 DISPATCH = ("whole_experts", "once_a_node", "hides_routed")
 OPTIONAL = (
     *("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "host", "host_row", "cached"),
-    *DISPATCH,
+    *("products", *DISPATCH),
 )
 """The rates of an engine that are not measured, but that a file may give."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19

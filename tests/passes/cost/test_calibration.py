@@ -172,6 +172,18 @@ def test_bytes_of_a_logit_may_be_many(document: Any) -> None:
     assert read_calibration(document('"logit": 0.0', '"logit": 8669.0')).to_text().count('"logit": 8669.0')
 
 
+def test_a_file_from_before_some_rates_is_read(document: Any) -> None:
+    """What kernels of decoding take came later, as did the host's part: a profile of then had neither."""
+    path = document()
+    content = json.loads(path.read_text())
+    for numbers in content["rates"]["transformers"].values():
+        for later in ("products", "host", "host_row"):
+            del numbers[later]
+    path.write_text(json.dumps(content))
+    found = read_calibration(path).constants.rates["transformers", "generate"]
+    assert found.products == 0 and found.host == 0
+
+
 def test_a_device_has_the_rates_that_were_measured() -> None:
     known = calibration()
     cpu, gpu = (
