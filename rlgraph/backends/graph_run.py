@@ -116,14 +116,15 @@ class GraphRun:
             return False
         if not self.may_change_models and task.changes_a_model:
             return False
-        lanes = self.backend.max_concurrent_blocks(task.node, self.frame)
-        if task.running_count >= lanes or not self.inputs_have_come(task):
-            return False
         unit = task.node.unit
         axis = unit.axis if unit else None
         if axis is None:
             return self.start_on_whole_batch(self.pieces.get(id(task), [task]))
-        if axis not in self.frame.rows:
+        # This is asked of each task whenever anything has come: what rules out most is asked first.
+        if axis not in self.frame.rows or not self.inputs_have_come(task):
+            return False
+        lanes = self.backend.max_concurrent_blocks(task.node, self.frame)
+        if task.running_count >= lanes:
             return False
         ready, closed = self.readiness.ready_row_count(task.node, axis), self.readiness.axis_is_complete(axis)
         last = closed and self.readiness.all_complete(task.node.inputs) and ready == self.frame.row_count(axis)
@@ -176,8 +177,8 @@ class GraphRun:
         for task in tasks:
             if (
                 task.running_count
-                or not self.inputs_have_come(task)
                 or not self.readiness.all_complete(task.node.inputs)
+                or not self.inputs_have_come(task)
             ):
                 return False
             if any(not reader.finished for reader in task.fires_after):

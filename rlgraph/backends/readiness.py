@@ -34,11 +34,13 @@ class Task:
     """Output that came before something that goes first: blocks by their first row, parts by their number, each with
     how many rows it has."""
     finished: bool = False
+    changes_a_model: bool = field(init=False)
+    """Whether it changes a model, or begins to, with gradients that are added up."""
 
-    @property
-    def changes_a_model(self) -> bool:
-        """Whether it changes a model, or begins to, with gradients that are added up."""
-        return model_work_of(self.node.op) == "trains" or any(is_model(value.type) for value in self.node.outputs)
+    def __post_init__(self) -> None:
+        self.changes_a_model = model_work_of(self.node.op) == "trains" or any(
+            is_model(value.type) for value in self.node.outputs
+        )
 
 
 class Readiness:
@@ -64,7 +66,12 @@ class Readiness:
 
     def all_complete(self, names: Iterable[str]) -> bool:
         """Whether all these values are complete."""
-        return all(self.maker[name].finished for name in names if name in self.maker)
+        makers = self.maker
+        for name in names:
+            maker = makers.get(name)
+            if maker is not None and not maker.finished:
+                return False
+        return True
 
     def names_of_complete(self, names: Iterable[str]) -> list[str]:
         """Return those of the values that are complete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -19,11 +19,14 @@ from rlgraph.explain.tables import align_columns, percent_text
 from rlgraph.explain.variants import ONE_STEP_OFF, Variant, possible_variants
 from rlgraph.passes.compilation.choose_plan import HostWork, host_work, tokens_per_step
 from rlgraph.passes.compilation.compilation import Compilation
-from rlgraph.passes.compilation.finalists import choose_by_simulation
+from rlgraph.passes.compilation.finalists import choose_by_simulation, with_simulated_seconds
 from rlgraph.passes.compilation.stream_blocks import streaming_gains
 from rlgraph.passes.placement.choose import SPARE, PlacementChoice, candidate_partitions, fuse_mode
+from rlgraph.passes.placement.known_answer import plan_elsewhere
 from rlgraph.passes.placement.plan_from_search import plan_from_search
 from rlgraph.passes.placement.query import PlacementQuery, make_problem
+from rlgraph.passes.placement.search.allocation_boxes import AllocationBoxes
+from rlgraph.passes.placement.search.colocation import Blocks
 from rlgraph.passes.placement.search.incumbent import SearchResult
 from rlgraph.passes.placement.search.option import SeparateReadingOption
 from rlgraph.passes.placement.search.problem import PlacementProblem
@@ -270,6 +273,7 @@ def evaluate_change(
     all_blocks = candidate_partitions(problem, other.question)
     near_blocks = [blocks for blocks in all_blocks if near is None or pool_components(blocks) in near]
     found = choice.search_result
+    known = _first_plan(choice, problem, near_blocks, other)
     try:
         best = Search(
             problem,
@@ -278,14 +282,13 @@ def evaluate_change(
             ends - monotonic(),
             SPARE,
             fuse=fuse_mode(problem, other.question),
-            # What is there already has to be beaten.
-            known=(found.before_fusing or found) if other.helps else None,
+            known=known,
             control=other.question.control,
             most_nodes=other.question.most_nodes,
         ).run_or_time_out()
     except OutOfTime:
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
-    if best is not None and best.options is found.options and monotonic() >= ends:
+    if best is not None and known is not None and best.options is known.options and monotonic() >= ends:
         # What is there already was not compared with all others.
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (best is None or best.value >= found.value):
@@ -295,7 +298,9 @@ def evaluate_change(
     if problem.staleness_steps and not choice.problem.staleness_steps and best.value < choice.search_result.value:
         # The other step is alone: what a steady state leaves out is not a saving.
         alternative = PlacementChoice(plan_from_search(other.question, problem, best), best, problem, other.question)
-        alternative = choose_by_simulation(alternative, replace(choice, question=other.question))
+        alternative = with_simulated_seconds(
+            choose_by_simulation(alternative, replace(choice, question=other.question))
+        )
         seconds = alternative.simulated_step_s or alternative.search_result.seconds
         value = problem.objective_value(seconds, alternative.search_result.blocks, alternative.search_result.devices)
         best = replace(alternative.search_result, seconds=seconds, value=value)
@@ -306,6 +311,21 @@ def evaluate_change(
         )
     saves = 1 - best.value / choice.search_result.value if choice.search_result.value else 0.0
     return EvaluatedChange(other.name, other.detail, best.seconds, _price(problem, best), saves)
+
+
+def _first_plan(
+    choice: PlacementChoice, problem: PlacementProblem, candidates: Sequence[Blocks], other: Variant
+) -> SearchResult | None:
+    """Return the plan that has to be beaten after a change: the chosen one as it would be then, or as it is if that is
+    no slower and nothing is lost; None where it would not fit."""
+    before = choice.search_result.before_fusing or choice.search_result
+    boxes = AllocationBoxes(problem.cluster, candidates, other.question.most_nodes)
+    after = None
+    if before.blocks in candidates and boxes.fewest_devices(before.blocks, before.devices) == before.devices:
+        after = plan_elsewhere(before, choice.problem, problem)
+    if other.helps and (after is None or after.value >= before.value):
+        return before
+    return after
 
 
 def _nearer(choice: PlacementChoice, question: PlacementQuery) -> PlacementQuery:

@@ -150,6 +150,15 @@ def test_one_step_off_is_what_such_a_program_takes(told: Explanation) -> None:
     assert not any(each.name == ONE_STEP_OFF for each in possible_variants(older.choice))
 
 
+def test_one_step_off_with_the_same_plan_is_simulated() -> None:
+    plain = rlgraph.compile(ALONE, cluster=SMALL, schedule=APART, stream=False)
+    [other] = [each for each in possible_variants(plain.choice) if each.name == ONE_STEP_OFF]
+    older = rlgraph.compile(ALONE.replace("step:", "step async(lag=1):"), cluster=SMALL, schedule=APART, stream=False)
+    assert older.plan == plain.plan, "or the test shows nothing"
+    simulated = older.plan_file_sections["predicted"]["seconds"]
+    assert evaluate_change(plain.choice, other).seconds == simulated != older.choice.search_result.seconds
+
+
 @pytest.mark.long
 def test_one_step_off_is_what_such_a_program_takes_on_a_node() -> None:
     cluster, program = "1x8:h100-80gb", GRPO.read_text("utf-8").replace("batch=512", "batch=64")

@@ -1,4 +1,4 @@
-"""The best plan for one question as the best one for another, in which the same work needs more memory."""
+"""The plan for one question as a plan for another, without a search."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from math import isclose
 from rlgraph.passes.placement.choose import PlacementChoice
 from rlgraph.passes.placement.plan_from_search import plan_from_search
 from rlgraph.passes.placement.query import PlacementQuery, make_problem
+from rlgraph.passes.placement.search.incumbent import SearchResult
+from rlgraph.passes.placement.search.option import Option, SeparateReadingOption
+from rlgraph.passes.placement.search.problem import PlacementProblem
 
 
 def answer_with_less_room(choice: PlacementChoice, question: PlacementQuery) -> PlacementChoice | None:
@@ -23,15 +26,44 @@ def answer_with_less_room(choice: PlacementChoice, question: PlacementQuery) -> 
         problem.options.same_option(component, option)
         for component, option in zip(problem.components, result.options, strict=True)
     )
+    found = _with_options(result, problem, options)
+    if found is None or found.is_tight != result.is_tight or not isclose(found.seconds, result.seconds):
+        return None
+    found = replace(result, options=options)
+    return PlacementChoice(plan_from_search(question, problem, found), found, problem, question)
+
+
+def plan_elsewhere(result: SearchResult, known: PlacementProblem, problem: PlacementProblem) -> SearchResult | None:
+    """Return the plan that was found for a known problem as one of another, whose devices, rows or program are others:
+    pools and splits stay, seconds change. None where it is no plan there, and where it offloads models, shares
+    pipelines, or reads a model separately from its training: there more than seconds would change."""
+    names = [component.name for component in known.components]
+    settled = not result.pieces and not any(
+        option.offload or isinstance(option, SeparateReadingOption) for option in result.options
+    )
+    if not settled or names != [component.name for component in problem.components]:
+        return None
+    options = dict[int, Option]()
+    for block in result.blocks:
+        island = problem.pool_node_group(block)
+        for number in block.components:
+            option = result.options[number]
+            deployment = replace(option.strategy.deployment, island=island)
+            component = problem.components[number]
+            strategy = problem.options.make_strategy(component, deployment)
+            options[number] = problem.options.make_options(component, strategy, option.copies)[0]
+    return _with_options(result, problem, tuple(options[number] for number in sorted(options)))
+
+
+def _with_options(result: SearchResult, problem: PlacementProblem, options: tuple[Option, ...]) -> SearchResult | None:
+    """Return a plan with the same pools and these options; None where they have no room."""
     has_room = all(
         problem.can_share_pool([options[number] for number in block.components], problem.pool_node_group(block))
         for block in result.blocks
     )
-    if (
-        not has_room
-        or problem.is_memory_tight(result.blocks, options) != result.is_tight
-        or not isclose(problem.step_seconds_with_options(result.blocks, options), result.seconds)
-    ):
+    if not has_room:
         return None
-    found = replace(result, options=options)
-    return PlacementChoice(plan_from_search(question, problem, found), found, problem, question)
+    seconds = problem.step_seconds_with_options(result.blocks, options)
+    value = problem.objective_value(seconds, result.blocks, result.devices)
+    tight = problem.is_memory_tight(result.blocks, options)
+    return replace(result, options=options, seconds=seconds, value=value, bound=0.0, is_tight=tight)

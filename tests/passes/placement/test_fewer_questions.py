@@ -21,12 +21,14 @@ from rlgraph.explain.variants import (
     possible_variants,
     with_device_kind,
     with_device_memory,
+    with_lengths,
     with_network,
     with_node_count,
 )
 from rlgraph.ir.schedule import StreamLine
-from rlgraph.passes.placement.choose import PlacementChoice, choose_before_deadline, choose_placement
-from rlgraph.passes.placement.known_answer import answer_with_less_room
+from rlgraph.passes.cost.lengths import Lengths
+from rlgraph.passes.placement.choose import SPARE, PlacementChoice, choose_before_deadline, choose_placement
+from rlgraph.passes.placement.known_answer import answer_with_less_room, plan_elsewhere
 from rlgraph.passes.placement.query import make_problem
 from rlgraph.passes.placement.search import dominance
 from rlgraph.passes.placement.search.allocation_boxes import ROUND, AllocationBoxes
@@ -38,6 +40,7 @@ from rlgraph.passes.placement.search.limit import Limit
 from rlgraph.passes.placement.search.progress import OutOfWork, SearchProgress, Work
 
 ALGORITHMS = Path(rlgraph.__file__).parent / "algorithms"
+SMALL_PPO = {"base": '"Qwen/Qwen2.5-0.5B"', "judge": '"Qwen/Qwen2.5-0.5B"'}
 
 
 class Numbers:
@@ -201,6 +204,36 @@ def test_a_plan_that_has_room_for_more_is_the_best_one_with_more(chosen: Placeme
     assert known.plan == searched.plan
     fuller = replace(question.constants, reserved=question.constants.reserved + 60 * 2**30)
     assert answer_with_less_room(chosen, replace(question, constants=fuller)) is None
+
+
+@pytest.mark.parametrize("change", ["nothing", "network", "device", "answers", "nodes"])
+def test_a_plan_is_a_plan_elsewhere(chosen: PlacementChoice, change: str) -> None:
+    """With the seconds that it takes there: no fewer than a plan can take, and the best plan takes no more."""
+    asked = chosen.question
+    changed = {
+        "nothing": asked,
+        "network": with_network(asked, 2),
+        "device": with_device_kind(asked, known_devices()["h200-141gb"]),
+        "answers": with_lengths(asked, response=Lengths((64.0,))),
+        "nodes": with_node_count(asked, 0, 2),
+    }[change]
+    problem = make_problem(replace(changed, known=WeakSet()))
+    found = plan_elsewhere(chosen.search_result, chosen.problem, problem)
+    searched = choose_placement(replace(changed, known=WeakSet()))
+    assert found is not None and searched is not None
+    assert found.blocks == chosen.search_result.blocks and found.devices == chosen.search_result.devices
+    # Other answers have other longest rows, of which micro-batches are multiples.
+    assert searched.search_result.bound <= found.value or change == "answers"
+    assert searched.search_result.value <= found.value / (1 - SPARE)
+    before = chosen.search_result.value
+    assert found.value < before if change in ("network", "device", "answers") else found.value == before
+
+
+def test_a_plan_is_none_where_it_does_not_fit_or_other_work_is_done(chosen: PlacementChoice) -> None:
+    small = with_device_memory(chosen.question, size=4 * 2**30)
+    assert plan_elsewhere(chosen.search_result, chosen.problem, make_problem(small)) is None
+    other = rlgraph.compile(ALGORITHMS / "ppo.rlf", SMALL_PPO, cluster="1x2:h100-80gb", offload=False).choice
+    assert plan_elsewhere(chosen.search_result, chosen.problem, other.problem) is None
 
 
 def test_options_that_are_too_slow_are_left_out_and_no_others(chosen: PlacementChoice) -> None:
