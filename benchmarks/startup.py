@@ -28,6 +28,9 @@ COMMANDS = {
     "four 70B, 16,384 devices": ["compile", PPO, "--cluster", "2048x8:a100-80gb", *LARGE],
     "Safe RLHF, 16 devices": ["compile", SAFE, "--cluster", "2x8:a100-80gb", *JUDGES],
     "Safe RLHF, 128 devices": ["compile", SAFE, "--cluster", "16x8:a100-80gb", *JUDGES],
+    "128 devices, --explain": ["compile", PPO, "--cluster", "16x8:a100-80gb", "--explain"],
+    "128 devices, --minimize cost": ["compile", PPO, "--cluster", "16x8:a100-80gb", "--minimize", "cost"],
+    "32 + 32 unlike devices": ["compile", PPO, "--cluster", "4x8:a100-80gb + 4x8:h100-80gb"],
     "GRPO, 8,000 devices": ["compile", GRPO, "--cluster", "1000x8:a100-80gb"],
 }
 RUNS = 3
@@ -47,7 +50,7 @@ def taken(arguments: list[str]) -> tuple[float, float]:
 def main() -> None:
     for name, arguments in COMMANDS.items():
         worked, waited = map(min, zip(*(taken(arguments) for _ in range(RUNS)), strict=True))
-        print(f"{name:<26} {worked:.2f} s, {waited:.2f} s by the clock", flush=True)
+        print(f"{name:<28} {worked:.2f} s, {waited:.2f} s by the clock", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from rlgraph.catalog.clusters.devices import known_devices
 from rlgraph.catalog.clusters.read import read_cluster
 from rlgraph.errors import ProgramError
 from rlgraph.explain.critical_path import BOUNDS, KINDS, critical_path, seconds_by_kind
-from rlgraph.explain.explain import COARSE, Explanation, evaluate_change, explain
+from rlgraph.explain.evaluated_change import COARSE, evaluate_change
+from rlgraph.explain.explain import Explanation, explain
 from rlgraph.explain.placement_strategies import OVER, placement_strategies, pool_components
 from rlgraph.explain.simulate import simulate
 from rlgraph.explain.variants import ONE_STEP_OFF, next_better_device, possible_variants
