@@ -11,6 +11,10 @@ Result = TypeVar("Result")
 
 def get_or_compute(results: dict[Key, Result], key: Key, compute: Callable[[], Result]) -> Result:
     """Return the result of a key, which is computed and kept where it is not known yet."""
-    if key not in results:
-        results[key] = compute()
-    return results[key]
+    try:
+        # Most are there: a search asks half a million times.
+        return results[key]
+    except KeyError:
+        pass
+    results[key] = result = compute()
+    return result

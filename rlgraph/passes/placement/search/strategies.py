@@ -71,11 +71,13 @@ class Strategies:
     def all_strategies(self, component: Component, island: NodeGroup) -> Iterator[Strategy]:
         """Yield the strategies of every engine, every legal mesh and every setting."""
         fit, known = usable_device_bytes(island, self.constants), self.strategies_of_kin(component, island)
+        islands = {id(plain.deployment.island): plain.deployment.island for plain, *_ in known.values()}
+        as_fast = {key for key, other in islands.items() if other.takes_as_long_as(island)}
         for deployment in self.legal_deployments(component, island):
             alike: Strategy | None = None
             for full in self.deployments_with_settings(component, deployment):
                 plain, *chunked = known.get(_settings(full), (None,))
-                takes_as_long = plain is not None and plain.deployment.island.takes_as_long_as(island)
+                takes_as_long = plain is not None and id(plain.deployment.island) in as_fast
                 if plain is None:
                     strategy = self.strategy_with_caches(component, full, alike)
                 elif takes_as_long:
