@@ -1,9 +1,11 @@
-"""Steps of supervised training of a model as wide as Qwen2.5-0.5B, with its vocabulary of 151,936 tokens, on rows that
-are the same for all: CPU seconds with rlgraph's head in tiles, with all logits of some tokens at a time as it was
-before, and with TRL's trainer, whose loss is computed in chunks. A process for each: in turns, or all at the same time,
-so that what else a machine does is the same for all.
+"""Steps of training of a model as wide as Qwen2.5-0.5B, with its vocabulary of 151,936 tokens, on rows that are the
+same for all: CPU seconds with rlgraph's head in tiles, with all logits of some tokens at a time as it was before, and
+with TRL's trainer, whose loss is computed in chunks. Supervised, or with `--samples` the update of GRPO on so many
+answers to a prompt that are there already. A process for each: in turns, or all at the same time, so that what else a
+machine does is the same for all.
 
     python benchmarks/peers/vocabulary.py --trl trlv/bin/python
+    python benchmarks/peers/vocabulary.py --trl trlv/bin/python --rows 1 --samples 8 --prompt 128 --tokens 256
     python benchmarks/peers/vocabulary.py --trl trlv/bin/python --layers 2 --rows 1 --at-once --bfloat16
 """
 
@@ -26,7 +28,9 @@ def arguments():
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rows", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=512, help="in a row; all but the first are learned")
+    parser.add_argument("--tokens", type=int, default=512, help="in a row, or in an answer")
+    parser.add_argument("--samples", type=int, default=0, help="GRPO: answers to each prompt; 0: supervised training")
+    parser.add_argument("--prompt", type=int, default=128, help="GRPO: tokens of a prompt, before those of `--tokens`")
     parser.add_argument("--bfloat16", action="store_true", help="products in bfloat16, of float32 weights")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2, help="that are measured, after a first one")
@@ -57,7 +61,11 @@ def main():
             seconds[way] += json.loads(printed.splitlines()[-1])
     first = statistics.median(cpu for cpu, _ in seconds["trl"])
     dtype = "bfloat16" if options.bfloat16 else "float32"
-    print(f"{options.layers} layers, {options.rows} x {options.tokens} tokens, products in {dtype}")
+    if options.samples:
+        rows = f"{options.rows} x {options.samples} answers of {options.tokens} tokens to prompts of {options.prompt}"
+    else:
+        rows = f"{options.rows} x {options.tokens} tokens"
+    print(f"{options.layers} layers, {rows}, products in {dtype}")
     print("| | CPU s a step | least | speed beside TRL |\n|---|--:|--:|--:|")
     for way, name in WAYS.items():
         cpu = [cpu for cpu, _ in seconds[way]]
@@ -84,8 +92,19 @@ def shape(options):
 
 
 def drawn_rows(options):
-    drawn = random.Random(0)
-    return [[drawn.randrange(3, options.vocabulary) for _ in range(options.tokens)] for _ in range(options.rows)]
+    return drawn(options, options.rows, options.tokens, 0)
+
+
+def drawn(options, rows, tokens, seed):
+    dice = random.Random(seed)
+    return [[dice.randrange(3, options.vocabulary) for _ in range(tokens)] for _ in range(rows)]
+
+
+def drawn_answers(options):
+    """Prompts, their answers, one after the other, and an advantage for each answer."""
+    answers = drawn(options, options.rows * options.samples, options.tokens, 1)
+    advantages = [1.0 if number % 2 else -1.0 for number in range(len(answers))]
+    return drawn(options, options.rows, options.prompt, 0), answers, advantages
 
 
 class Clock:
@@ -118,19 +137,32 @@ def with_rlgraph(options):
     source = RandomWeights("qwen2", shape(options), WordTokenizer("a b c"))
     autocast = "bfloat16" if options.bfloat16 else None
     engine = TransformersEngine.open(ModelSpec("causal_lm", source, autocast=autocast), threads=options.threads)
-    rows = drawn_rows(options)
-    sequences = Sequences.from_lists(rows, [[False] + [True] * (len(row) - 1) for row in rows])
-    scored = options.rows * (options.tokens - 1)
+    if options.samples:
+        prompts, answers, advantages = drawn_answers(options)
+        each = [prompt for prompt in prompts for _ in range(options.samples)]
+        sequences = Sequences.from_pairs(each, answers)
+        scored, advantage = len(answers) * options.tokens, torch.tensor(advantages)[:, None]
+        with torch.no_grad():
+            olds = engine.logprobs(sequences).view(-1, options.tokens)
+    else:
+        rows = drawn_rows(options)
+        sequences = Sequences.from_lists(rows, [[False] + [True] * (len(row) - 1) for row in rows])
+        scored = options.rows * (options.tokens - 1)
+
+    def loss(index):
+        logp = engine.logprobs(sequences.take(index))
+        if not options.samples:
+            return -logp.sum() / scored
+        ratio = (logp.view(-1, options.tokens) - olds[index]).exp()
+        gain = torch.minimum(ratio * advantage[index], ratio.clamp(0.8, 1.2) * advantage[index])
+        return -gain.sum() / scored
+
     clock = Clock()
     clock.tick()
     for step in range(options.steps + 1):
-
-        def micro(index):
-            part = sequences.take(index)
-            return MicroBatch((), lambda _: -engine.logprobs(part).sum() / scored)
-
         blocks = engine.plan_micro_batches(sequences.lengths, None)
-        engine.train_step(blocks, micro, TrainOptions(1e-5, clip_norm=1.0), step)
+        train = TrainOptions(1e-5, clip_norm=1.0)
+        engine.train_step(blocks, lambda index: MicroBatch((), lambda _: loss(index)), train, step)
         clock.tick()
     return clock.steps
 
@@ -159,26 +191,60 @@ def with_trl(options):
         def on_step_end(self, *rest, **more):
             clock.tick()
 
+    common = {
+        "max_steps": options.steps + 1,
+        "gradient_checkpointing": False,
+        "bf16": options.bfloat16,
+        "use_cpu": True,
+        "learning_rate": 1e-5,
+        "max_grad_norm": 1.0,
+        "weight_decay": 0.0,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    codec = toy.make_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
-        config = SFTConfig(
-            output_dir=folder,
-            max_steps=options.steps + 1,
-            per_device_train_batch_size=options.rows,
-            gradient_checkpointing=False,
-            bf16=options.bfloat16,
-            use_cpu=True,
-            max_length=None,
-            learning_rate=1e-5,
-            max_grad_norm=1.0,
-            weight_decay=0.0,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        data = Dataset.from_list([{"input_ids": row} for row in drawn_rows(options) * (options.steps + 1)])
-        codec = toy.make_tokenizer()
-        SFTTrainer(model, config, train_dataset=data, processing_class=codec, callbacks=[Ticks()]).train()
+        if options.samples:
+            trainer = trl_grpo(options, model, codec, [Ticks()], output_dir=folder, **common)
+        else:
+            config = SFTConfig(output_dir=folder, per_device_train_batch_size=options.rows, max_length=None, **common)
+            data = Dataset.from_list([{"input_ids": row} for row in drawn_rows(options) * (options.steps + 1)])
+            trainer = SFTTrainer(model, config, train_dataset=data, processing_class=codec, callbacks=[Ticks()])
+        trainer.train()
     return clock.steps
+
+
+def trl_grpo(options, model, codec, callbacks, **common):
+    """TRL's trainer of GRPO, with answers that are there already."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    prompts, answers, advantages = drawn_answers(options)
+
+    def given(texts, trainer):
+        each = [prompt for prompt in prompts for _ in range(options.samples)]
+        assert len(texts) == len(each)
+        return {"prompt_ids": each, "completion_ids": answers, "logprobs": None}
+
+    config = GRPOConfig(
+        per_device_train_batch_size=len(answers),
+        num_generations=options.samples,
+        max_completion_length=options.tokens,
+        temperature=1.0,
+        beta=0.0,
+        **common,
+    )
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=[lambda **_: advantages],
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [f"t{number + 3}" for number in range(options.rows)]}),
+        processing_class=codec,
+        callbacks=callbacks,
+        rollout_func=given,
+    )
 
 
 if __name__ == "__main__":

@@ -53,12 +53,14 @@ class VocabularyPart:
 
 @dataclass(frozen=True)
 class Products:
-    """How matrices are multiplied."""
+    """How matrices are multiplied where it is not by torch.mm."""
 
-    product: Callable[[Tensor, Tensor], Tensor] = torch.mm
-    """From [M, K] and [K, N] to [M, N]."""
-    outer: Callable[[Tensor, Tensor], Tensor] = lambda a, b: torch.mm(a.t(), b)
-    """From [M, K] and [M, N] to [K, N]."""
+    product: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Logits: from [M, K] and [K, N] to [M, N]."""
+    back: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Gradients of hidden states: the same."""
+    outer: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Gradients of weights: from [M, K] and [M, N] to [K, N]."""
 
 
 PLAIN_PRODUCTS = Products()
@@ -151,8 +153,7 @@ class _Work:
         self._shape = self._tiles.shape(hidden.shape[0], weight.shape[0], on_cpu)
         self._together = max(1, self._tiles.cached // self._shape[1]) if on_cpu else self._shape[0]
         """So many rows of a tile are worked on until they are done: they fit a processor's cache."""
-        own = self._products is not PLAIN_PRODUCTS
-        self._buffer = None if own else hidden.new_empty(self._shape[0] * self._shape[1])
+        self._buffer = None if self._products.product else hidden.new_empty(self._shape[0] * self._shape[1])
         """For the logits of a tile, which products other than torch's make room for themselves."""
         self._scratch = hidden.new_empty(2, self._together * self._shape[1], dtype=self._dtype)
 
@@ -226,10 +227,13 @@ class _Work:
                 self._add_product(to_hidden[tile.rows], out, tile)
             if to_weight is not None:
                 place = to_weight[tile.columns]
-                if self._products is PLAIN_PRODUCTS and tile.numbers[0] == self._hidden.shape[0]:
-                    torch.mm(out.t(), inputs, out=place)
+                rows = inputs[tile.rows]
+                if self._products.outer:
+                    parts.add(self._products.outer(out, rows), tile.rows, place)
+                elif tile.numbers[0] == self._hidden.shape[0]:
+                    torch.mm(out.t(), rows, out=place)
                 else:
-                    parts.add(self._products.outer(out, inputs[tile.rows]), tile.rows, place)
+                    parts.add(torch.mm(out.t(), rows), tile.rows, place)
             del out
         if to_hidden is not None:
             factor = gradient.factor[:, None] * self._scale if folded else self._scale
@@ -250,17 +254,21 @@ class _Work:
     def _logits(self, tile: _Tile, stays: bool = False) -> Tensor:
         """Return a tile's logits, which only have room until those of the next one are asked for, but if they stay."""
         rows, weight = self._inputs[tile.rows], self._weight[tile.columns].t()
-        if self._buffer is None:
+        if self._products.product:
             return self._products.product(rows, weight)
+        assert self._buffer is not None
         out = self._hidden.new_empty(tile.numbers) if stays else self._buffer[: math.prod(tile.numbers)]
         return torch.mm(rows, weight, out=out.view(tile.numbers))
 
     def _add_product(self, total: Tensor, out: Tensor, tile: _Tile) -> None:
         """Add what a tile times its weights is to a wide sum, [rows, H]."""
-        if self._narrow or self._products is not PLAIN_PRODUCTS:
-            total += self._products.product(out, self._weight[tile.columns])
+        weight = self._weight[tile.columns]
+        if self._products.back:
+            total += self._products.back(out, weight)
+        elif self._narrow:
+            total += torch.mm(out, weight)
         else:
-            total.addmm_(out, self._weight[tile.columns])
+            total.addmm_(out, weight)
 
     def _exponentials(
         self, out: Tensor, rows: slice, reference: LogitReference, sums: HeadSums | None = None, entropy: bool = False

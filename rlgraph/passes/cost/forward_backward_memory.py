@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from rlgraph.catalog.models.families import ModelKind, layer_matrices, parameter_shapes
+from rlgraph.catalog.models.families import ModelKind, parameter_shapes
 from rlgraph.catalog.models.shape import Shape
 from rlgraph.ir.stages import part_layer_counts
 from rlgraph.ops.optimizers import UPDATED_TOGETHER_BYTES
@@ -366,9 +366,7 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
         largest = WIDE * _largest_parameter(config.shape, config.kind) / deployment.tp / deployment.fsdp
         size = weights * item + min(WIDE * weights, max(UPDATED_TOGETHER_BYTES, largest))
     else:
-        size = weights * item + (
-            _laid_out(config) / deployment.tp if deployment.on_cpu and deployment.fsdp == 1 else 0.0
-        )
+        size = weights * item
     return BytesByUse((("gradients", size),))
 
 
@@ -376,15 +374,3 @@ def _update(config: ModelConfig, deployment: Deployment, weights: float, several
 def _largest_parameter(shape: Shape, kind: ModelKind) -> int:
     """Return the numbers of the largest parameter of a model."""
     return max(math.prod(parameter.shape["*" in parameter.name :]) for parameter in parameter_shapes(shape, kind))
-
-
-def _laid_out(config: ModelConfig) -> float:
-    """Return the bytes of transposed gradients: oneDNN transposes those of matrices with more outputs than inputs, and
-    AdamW gets copies of them."""
-    shape = config.shape
-    if shape.adapters:
-        return 0.0  # Their products are small ones, and stay with MKL.
-    numbers = sum(math.prod(matrix.shape) for matrix in layer_matrices(shape) if matrix.shape[1] > matrix.shape[2])
-    if config.kind == "causal_lm" and not shape.tied and shape.vocab > shape.hidden:
-        numbers += shape.vocab * shape.hidden
-    return float(numbers * config.item_bytes)

@@ -13,7 +13,7 @@ from rlgraph.backends.engines.chunks import compute_in_chunks
 from rlgraph.backends.engines.likeliest import KeptTokens, LikeliestTokens, likeliest_in_parts
 from rlgraph.backends.engines.linear_head import DTYPES, PLAIN_PRODUCTS, linear_logprobs
 from rlgraph.backends.engines.logprobs import apply_temperature, entropies, token_logprobs
-from rlgraph.backends.engines.transformers.linear import ONEDNN_PRODUCTS, multiplies_with_onednn
+from rlgraph.backends.engines.transformers.linear import head_products, multiplies_with_onednn
 from rlgraph.backends.engines.transformers.network import Network
 from rlgraph.backends.engines.transformers.tensor_parallel import TensorParallel
 from rlgraph.backends.engines.vocabulary_sums import reduce_vocabulary
@@ -46,7 +46,7 @@ class Head:
         part = None
         if self._split is not None:
             hidden, part = self._split.enter_head(hidden), self._split.vocabulary_part
-        products = ONEDNN_PRODUCTS if multiplies_with_onednn(matrix) else PLAIN_PRODUCTS
+        products = head_products() if multiplies_with_onednn(matrix) else PLAIN_PRODUCTS
         weight, needs_entropy = matrix.weight, "entropy" in ops
         results = linear_logprobs(hidden, weight, tokens, temperature, self._tiles, needs_entropy, part, products)
         return [results[op == "entropy"] for op in ops]
