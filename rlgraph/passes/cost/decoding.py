@@ -1,5 +1,6 @@
-"""Estimates how long a replica takes to generate: prompts are read, then the rows that fit are decoded together, one
-token of each in a step. A step is bound by the memory's bandwidth, or by its fixed overhead."""
+"""Estimates how long a replica takes to generate: prompts are read, which gives each row its first token, then the rows
+that fit are decoded together, one token of each in a step. A step is bound by the memory's bandwidth, or by its fixed
+overhead."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def prefill_cost(
 
 
 def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constants, read: Tokens, begun: float) -> Cost:
-    """Return the cost of reading tokens from which one replica goes on. begun: the rows of which these are."""
+    """Return the cost of reading tokens from which one replica goes on, and of sampling the first token of each row.
+    begun: the rows that begin so."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, at_once = deployment.engine_spec.memory.cache, math.inf
     if isinstance(reserved, ReservedCache):
@@ -203,14 +205,15 @@ def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constan
     # Few tokens of a chunk go to one expert, whose weights take as long to read as its products.
     ranks = max(deployment.tp, deployment.whole_expert_rank_count)
     moved += calls * work.expert_parameter_count(shape) * config.item_bytes / ranks
+    sampled = begun * rates.logit * shape.vocab / device.weight_bandwidth / rates.memory
     return Cost(
         compute=(flops / peak + attended / kernels) / deployment.tp,
-        memory=moved / (device.stream_bandwidth * rates.memory),
+        memory=moved / (device.stream_bandwidth * rates.memory) + sampled,
         communication=2
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
         overhead=rates.token * read.tokens * shape.layers
-        + rates.begin * begun
+        + (rates.begin + rates.row) * begun
         + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted),
     )
 
@@ -256,7 +259,7 @@ def mixed_steps_saving(
     at_once = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
     waited = 1 - slots / rows
     steps = waited * rows / batch.samples * batch.prompt.mean / max(1.0, at_once - busy)
-    steps = min(steps, waited * rows * batch.response.mean / busy)
+    steps = min(steps, waited * rows * batch.decoded.mean / busy)
     weights = min(steps * step.cost(busy).memory - steps * busy * step.cache, waited * prompts.compute)
     return Cost(memory=max(0.0, weights), overhead=steps * step.overhead)
 
@@ -269,20 +272,20 @@ def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float, busy: 
     most, busy: rows at their full length that the cache holds, and rows that are decoded together while others wait.
     """
     together, crowd = min(rows, most), max(1.0, min(rows, busy))
-    total = step.cost(crowd).scaled(max(0.0, rows - together) * batch.response.mean / crowd)
+    total = step.cost(crowd).scaled(max(0.0, rows - together) * batch.decoded.mean / crowd)
     points = min(POINTS, max(1, round(together)))
     ended = [
         (length, together * (points - index) / points)
-        for index, length in enumerate(batch.response.quantile_points(points))
+        for index, length in enumerate(batch.decoded.quantile_points(points))
     ]
     # The last row to end is the longest of all rows, not only of these.
-    ended.append((batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
+    ended.append((batch.decoded.quantile(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
     before = 0.0
     for length, active in ended:
         if length > before:
             total = total + step.cost(max(1.0, active)).scaled(length - before)
             before = length
-    excess = largest_excess(max(1.0, batch.rows / rows)) * batch.response.standard_deviation * math.sqrt(rows)
+    excess = largest_excess(max(1.0, batch.rows / rows)) * batch.decoded.standard_deviation * math.sqrt(rows)
     return total + (
         step.cost(together).scaled(excess / together) if rows > together else step.cost_per_row.scaled(excess)
     )
@@ -292,7 +295,7 @@ def _flow(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
     """Return the cost of the decoding steps of one replica for each of several requests that follow each other without
     a break. Its slots are always busy; but there are no more rows than those of so many requests, each of which is
     there until its longest row has ended."""
-    tokens, longest = rows * batch.response.mean, batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0))
+    tokens, longest = rows * batch.decoded.mean, batch.decoded.quantile(1 - 0.5 / max(batch.rows, 1.0))
     together = min(rows, most, max(1.0, tokens * batch.requests / max(longest, 1.0)))
     return step.cost(together).scaled(tokens / together)
 
