@@ -48,7 +48,7 @@ class Rates:
     hides_routed: bool = False
     """Whether tokens travel to their experts while other micro-batches are computed; else nothing is, meanwhile."""
     row: float = 0.0
-    """Seconds of each row; for `generate`, of each row in each decoding step."""
+    """Seconds of each row; for `generate`, of each token that is sampled."""
     begin: float = 0.0
     """For `generate`: seconds of each row, however long it gets, to take it in and to give it back."""
     cached: float = 1.0

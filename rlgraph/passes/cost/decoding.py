@@ -205,10 +205,14 @@ def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constan
     # Few tokens of a chunk go to one expert, whose weights take as long to read as its products.
     ranks = max(deployment.tp, deployment.whole_expert_rank_count)
     moved += calls * work.expert_parameter_count(shape) * config.item_bytes / ranks
+    # Products of few tokens wait for their weights, which each pass reads.
+    products = flops / peak / deployment.tp
+    dense = work.step_parameter_count(shape) - shape.expert_layer_count * work.chosen_parameter_count(shape)
+    weights = calls * dense * config.item_bytes / deployment.tp / device.weight_bandwidth / rates.memory
     sampled = begun * rates.logit * shape.vocab / device.weight_bandwidth / rates.memory
     return Cost(
-        compute=(flops / peak + attended / kernels) / deployment.tp,
-        memory=moved / (device.stream_bandwidth * rates.memory) + sampled,
+        compute=products + attended / kernels / deployment.tp,
+        memory=moved / (device.stream_bandwidth * rates.memory) + max(0.0, weights - products) + sampled,
         communication=2
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
@@ -308,13 +312,9 @@ class DecodeStepCost:
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth, cache_bandwidth = device.weight_bandwidth * rates.memory, device.cache_bandwidth * rates.memory
         context = work.attended_tokens(shape, (batch.prompt.mean + batch.ended_row_tokens) / 2)
-        # Of an embedding that is no head, too, a step reads nothing but the tokens' rows.
-        embedding = 0 if shape.tied else shape.vocab * shape.hidden
-        active = work.active_parameter_count(shape)
-        self.weights = (active - embedding) * config.item_bytes / deployment.tp / bandwidth
-        self.others = (
-            (work.stage_parameter_count(shape, config.kind, 1) - active) * config.item_bytes / deployment.tp / bandwidth
-        )
+        self.weights = work.step_parameter_count(shape) * config.item_bytes / deployment.tp / bandwidth
+        others = work.expert_parameter_count(shape) - shape.expert_layer_count * work.chosen_parameter_count(shape)
+        self.others = others * config.item_bytes / deployment.tp / bandwidth
         """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
         self.above = largest_excess(ranks)
