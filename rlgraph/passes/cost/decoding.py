@@ -210,16 +210,20 @@ def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constan
     dense = work.step_parameter_count(shape) - shape.expert_layer_count * work.chosen_parameter_count(shape)
     weights = calls * dense * config.item_bytes / deployment.tp / device.weight_bandwidth / rates.memory
     sampled = begun * rates.logit * shape.vocab / device.weight_bandwidth / rates.memory
-    return Cost(
+    done = Cost(
         compute=products + attended / kernels / deployment.tp,
         memory=moved / (device.stream_bandwidth * rates.memory) + max(0.0, weights - products) + sampled,
         communication=2
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
-        overhead=rates.token * read.tokens * shape.layers
-        + (rates.begin + rates.row) * begun
-        + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted),
     )
+    launched = (
+        rates.token * read.tokens * shape.layers
+        + (rates.begin + rates.row) * begun
+        + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted)
+    )
+    host = calls * (rates.host + rates.host_layer * shape.layers) + rates.host_row * begun
+    return done + Cost(overhead=max(launched, host - done.seconds))
 
 
 def _pass_overhead(config: ModelConfig, deployment: Deployment, rates: Rates, decodes: bool = False) -> float:
@@ -347,8 +351,8 @@ class DecodeStepCost:
                 device.matmul_flops(config.product_dtype) * rates.compute
             )
             self.overhead += rates.adapted * adapted
-        self.row, self.queues = rates.row + rates.hidden * shape.layers * shape.hidden, rates.queues
-        self.host, self.host_row = rates.host, rates.host_row
+        self.row = rates.row + rates.hidden * shape.layers * shape.hidden
+        self.host, self.host_row = rates.host + rates.host_layer * shape.layers, rates.host_row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
@@ -378,9 +382,5 @@ class DecodeStepCost:
             weights += self.experts * smaller(1 - read, self.above * (read * (1 - read) / self.per_rank) ** 0.5)
         memory = weights + rows * self.cache
         compute, sent = larger(0.0, rows * self.compute - memory), self.rounds + rows * self.sent
-        launched = self.overhead + rows * self.row
-        if self.queues:
-            launched = larger(0.0, launched - compute - memory - sent)
-        elif self.host:
-            launched = larger(launched, self.host + rows * self.host_row - compute - memory - sent)
-        return compute, memory, sent, launched
+        host = self.host + rows * self.host_row - compute - memory - sent
+        return compute, memory, sent, larger(self.overhead + rows * self.row, host)
