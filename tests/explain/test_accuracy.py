@@ -232,6 +232,7 @@ MORE = {
     "generate one row, sglang, h20-96gb": 0.33,
     "generate rollouts of large experts, vllm, b200-180gb": 0.17,
     "generate whole, trtllm, h100-80gb": 0.15,
+    "generate whole, vllm, h100-80gb": 0.11,
     "logprobs rollouts of experts, megatron, gb200-186gb": 0.15,
     "logprobs rollouts of large experts, megatron, h100-80gb": 0.50,
     "logprobs rollouts, fsdp, h100-80gb": 0.16,
