@@ -42,7 +42,7 @@ PER_NODE = 8
 """Devices of a node, where a row does not say."""
 
 STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
-    "trtllm": ("vllm", {**NO_HOST, "row": 9.3e-6, "compute": 0.9, "call": 0.0}),
+    "trtllm": ("vllm", {**NO_HOST, "row": 9.3e-6, "compute": 0.84, "call": 4e-3}),
     **dict.fromkeys(("sglang", "lmdeploy"), ("vllm", NO_HOST)),
     "hf-generate": ("transformers", {}),
     **dict.fromkeys(("fsdp", "fsdp2"), ("transformers", {"logit": 71})),
@@ -51,12 +51,13 @@ STANDS_IN: Mapping[str, tuple[str, Mapping[str, float]]] = {
     **dict.fromkeys(("automodel", "internevo"), ("megatron", {"logit": 71})),
 }
 """Systems that have no engine here, the engine that does the same work, and the constants in which they differ from it.
-TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), its products reach
-more (fitted to these, to TP01, and to TA01, 03, 05 and 07), and its benchmarks wait for no order. SGLang's host works
-while the device does (since 0.4), and LMDeploy's is written in C++. Where nothing is known of a system's loss it is
-taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and the gradients of
-Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands in for it. Tables
-of results name both."""
+TensorRT-LLM's seconds of a row in a decoding step are a fifth of vLLM's (fitted to GA18 to GA47), and its products
+reach more (fitted to these, to TP01, and to TA01, 03, 05 and 07). Its benchmarks wait for no order; a call takes what
+is left of TP03 (in the same table an H100, which reads these 7 billion weights in FP8 in 2.3 ms, takes 7). SGLang's
+host works while the device does (since 0.4), and LMDeploy's is written in C++. Where nothing is known of a system's
+loss it is taken for torch's, which reads and writes 71 bytes for each logit (docs/why/gpu.md); the loss and the
+gradients of Megatron's FSDP are Megatron's (`FORMER`). `generate` of Hugging Face is not our decoder, which stands in
+for it. Tables of results name both."""
 
 CACHE_COPIES: Mapping[str, tuple[float, float]] = {"hf-generate": (3.0, 2.0)}
 """How often a system moves its cache in a decoding step, and how often more for each head that shares keys with others.

@@ -38,10 +38,12 @@ SHARES = ("compute", "memory", "collective", "transfer")
 BYTES = ("reserved", "logit", "gradient", "stepped")
 DISPATCH = ("whole_experts", "once_a_node", "hides_routed")
 OPTIONAL = (
-    *("hides", "attention", "adapted", "experts", "gradient", "stepped", "queues", "host", "host_row", "cached"),
+    *("hides", "attention", "adapted", "experts", "gradient", "stepped", "host", "host_layer", "host_row", "cached"),
     *("products", *DISPATCH),
 )
 """The rates of an engine that are not measured, but that a file may give."""
+FORMER = ("queues",)
+"""Those that files of before may give: with `queues` what else was counted of a step was the host's."""
 MOST_SHARE, MOST_SECONDS, MOST_BYTES, MOST_RATE = 100.0, 3600.0, 1e15, 1e19
 """The largest values that are accepted: a larger one is a typing error."""
 
@@ -104,7 +106,8 @@ class _CalibrationReader:
             for kind, numbers in kinds.object_entries():
                 if kind in get_args(WorkKind):
                     needed = tuple(member.name for member in fields(Rates) if member.name not in OPTIONAL)
-                    yield (engine, kind), Rates(**self.read_numbers(numbers, needed, OPTIONAL))  # type: ignore[misc, arg-type]
+                    read = self.read_numbers(numbers, needed, (*OPTIONAL, *FORMER))
+                    yield (engine, kind), Rates(**_with_host(read))  # type: ignore[misc, arg-type]
 
     def read_numbers(
         self, node: JsonNode, names: tuple[str, ...], optional: tuple[str, ...] = ()
@@ -129,14 +132,23 @@ class _CalibrationReader:
         return least or 1.0
 
 
+def _with_host(numbers: Mapping[str, float]) -> Mapping[str, float]:
+    """Return rates with names of their own for the seconds of the host, where `queues` said that they are."""
+    kept = {name: value for name, value in numbers.items() if name not in FORMER}
+    if not numbers.get("queues"):
+        return kept
+    hosts = {"host": kept["block"], "host_layer": kept["layer"], "host_row": kept["row"]}
+    return {**kept, **hosts, "block": 0.0, "layer": 0.0, "row": 0.0}
+
+
 def _bounds(name: str) -> tuple[float, float]:
     """Return the least and the greatest value of a number."""
     if name in SHARES:
         return 1e-6, MOST_SHARE
     if name in BYTES:
         return 0.0, MOST_BYTES
-    if name in OPTIONAL:
-        return 0.0, 1.0 if name in ("hides", "queues", *DISPATCH) else MOST_SHARE
+    if name in OPTIONAL or name in FORMER:
+        return 0.0, 1.0 if name in ("hides", *DISPATCH, *FORMER) else MOST_SHARE
     if name == "fragmentation":
         return 0.0, 0.9
     return 0.0, MOST_SECONDS

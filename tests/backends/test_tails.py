@@ -44,8 +44,8 @@ stream rollout(block=1, deal=free)
 
 
 class Alike(Free):
-    """A token takes a second and a tenth for each row that is sampled with it, to read a row again a while, and to
-    score one longer than that."""
+    """A token takes a second and a tenth for each row that is sampled with it, but for the first one, which comes with
+    what is read; to read a row again takes a while, and to score one longer than that."""
 
     def __init__(self, score: float = 2.0, read: float = 0.0) -> None:
         self.score, self.read = score, read
@@ -67,7 +67,7 @@ class Alike(Free):
     ) -> SamplingResult:
         self.asked.append([int(tokens) for tokens in answers])
         pace, seconds, ends = SamplingPace(0.0, self.read, 1000, step), self.read * len(answers), [0.0] * len(answers)
-        before = 0.0
+        before = 1.0
         for number, row in enumerate(sorted(range(len(answers)), key=answers.__getitem__)):
             seconds += (answers[row] - before) * step(len(answers) - number)
             before, ends[row] = answers[row], seconds
@@ -148,7 +148,7 @@ def test_rows_end_when_tokens_are_counted_one_by_one(folder: Path, under: int, o
 
 def counted(tokens: Sequence[int], under: int, on: int, read: float) -> float:
     """Seconds until the last of these rows has ended, dealt to the copies in turn."""
-    left = [{row: float(count) for row, count in enumerate(tokens) if row % COPIES == copy} for copy in range(COPIES)]
+    left = [{row: count - 1.0 for row, count in enumerate(tokens) if row % COPIES == copy} for copy in range(COPIES)]
     waits, now, moved = [read * len(own) for own in left], 0.0, False
     while any(left):
         until = [wait + min(own.values()) * step(len(own)) for wait, own in zip(waits, left, strict=True) if own]
@@ -165,7 +165,7 @@ def counted(tokens: Sequence[int], under: int, on: int, read: float) -> float:
             going = {row: count for copy in range(COPIES) if copy not in kept for row, count in left[copy].items()}
             for row, count in sorted(going.items()):
                 to = min(kept, key=lambda copy: (len(left[copy]), copy))
-                left[to][row] = max(1.0, count)
+                left[to][row] = max(1.0, count) - 1
                 waits[to] += read
             left = [own if copy in kept else {} for copy, own in enumerate(left)]
     return now

@@ -232,6 +232,7 @@ MORE = {
     "generate one row, sglang, h20-96gb": 0.33,
     "generate rollouts of large experts, vllm, b200-180gb": 0.17,
     "generate whole, trtllm, h100-80gb": 0.15,
+    "generate whole, vllm, h100-80gb": 0.11,
     "logprobs rollouts of experts, megatron, gb200-186gb": 0.15,
     "logprobs rollouts of large experts, megatron, h100-80gb": 0.50,
     "logprobs rollouts, fsdp, h100-80gb": 0.16,
@@ -281,7 +282,7 @@ def test_no_group_leaves_its_band(results: tuple[list[Compared], list[tuple[Row,
 def test_sources_that_were_fitted_have_no_bias(results: tuple[list[Compared], list[tuple[Row, str]]]) -> None:
     fitted, _ = split_by_fit(results[0])
     bias = {name: group.to_json()["bias"] for name, group in by_phase(fitted)}
-    assert {name: told for name, told in bias.items() if abs(told) > 0.05 and name != "reading prompts"} == {}
+    assert {name: told for name, told in bias.items() if abs(told) > 0.05} == {}
 
 
 def test_a_source_is_fitted_or_unseen_with_all_its_rows(tmp_path: Path) -> None:

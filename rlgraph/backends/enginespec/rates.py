@@ -29,14 +29,13 @@ class Rates:
     products: int = 0
     """For `generate`: the products of a layer that are kernels of their own, of rows of a decoding step or of prompts.
     Each takes its device's `product_latency`, and attention of a step the `attention_latency`; 0: `layer` has all."""
-    queues: bool = False
-    """For `generate`: whether the host launches a step's kernels while the device works on those before: the longer
-    of the two counts. Else a step takes both."""
     host: float = 0.0
-    """For `generate`: seconds of the host for each decoding step, of which it does those of the next one while the
-    device works: the longer of host and device counts."""
+    """For `generate`: seconds of the host for each decoding step and each pass over prompts, which it spends on the
+    kernels to come while the device works: the longer of host and device counts."""
+    host_layer: float = 0.0
+    """The same for each layer."""
     host_row: float = 0.0
-    """The same for each row of a decoding step."""
+    """The same for each row that gets a token."""
     experts: float = 0.0
     """Seconds of the host for each layer with experts of each micro-batch, beside those of `layer`, as rows are sorted
     by expert: they count where the device has less to do meanwhile. For `generate`: of each decoding step, and they
@@ -48,7 +47,7 @@ class Rates:
     hides_routed: bool = False
     """Whether tokens travel to their experts while other micro-batches are computed; else nothing is, meanwhile."""
     row: float = 0.0
-    """Seconds of each row; for `generate`, of each row in each decoding step."""
+    """Seconds of each row; for `generate`, of each token that is sampled."""
     begin: float = 0.0
     """For `generate`: seconds of each row, however long it gets, to take it in and to give it back."""
     cached: float = 1.0
@@ -93,7 +92,7 @@ PLAIN: Mapping[DeviceKind, Mapping[WorkKind, Rates]] = {
             0.9, 0.9, call=0.01, block=2e-3, layer=3e-4, logit=25, gradient=6, stepped=12, update=5e-3, hides=0.25
         ),
         "forward": Rates(0.9, 0.9, call=0.01, block=2e-3, layer=1e-4, logit=24, hides=0.25),
-        "generate": Rates(0.4, 1.0, call=0.02, layer=6.7e-4, queues=True, cached=2.2, logit=34),
+        "generate": Rates(0.4, 1.0, call=0.02, host_layer=6.7e-4, cached=2.2, logit=34),
     },
     "cpu": {
         "train": Rates(0.4, 0.5, call=3e-3, block=4e-3, layer=1.5e-3, update=5e-3),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlgraph.backends.enginespec.spec import PrefixSharing
+from rlgraph.passes.cost.decoding_steps import decoding_steps
 from rlgraph.passes.cost.episodes import Episodes
 from rlgraph.passes.cost.lengths import Lengths
 from rlgraph.passes.cost.work import Tokens
@@ -45,6 +46,11 @@ class Batch:
     def ended_row_tokens(self) -> float:
         """Return the tokens of a row that has ended, on average."""
         return self.prompt.mean + self.response.mean + (self.episodes.observed_tokens if self.episodes else 0.0)
+
+    @cached_property
+    def decoded(self) -> Lengths:
+        """Return in how many decoding steps rows take part that are sampled."""
+        return Lengths(tuple(map(decoding_steps, self.response.values)))
 
     @cached_property
     def mean_row_tokens(self) -> Tokens:

@@ -9,10 +9,11 @@ on each rank, where the FLOPs, bytes and layers are the rank's own, and `dense` 
 that the device's largest products and copies reach. The bytes of a pass over rows are those that kernels between matrix
 products move (`traffic`). For `generate`, a decoding step takes the place of a micro-batch. It reads weights, and keys
 and values, at rates of their own (a device's `weight_stream` and `cache_stream`), and each kernel takes what the device
-takes to begin one, where an engine says how many there are (`products`). `row` counts for each row in each step, and
-`hidden` for each number of a row in all layers; a row takes `begin` once, the larger one of the last two terms counts,
-and `attention` scales the attention of prompts. Ranks that work side by side take longer (`crowd`), and they wait for
-each other and for communication, but for the share that an engine `hides`.
+takes to begin one, where an engine says how many there are (`products`). `row` counts for each token that is sampled,
+and `hidden` for each number of a row in all layers of a step; a row takes `begin` once, and `attention` scales the
+attention of prompts. Of products and their weights' bytes the longer one counts, in a step and in a pass over prompts.
+Ranks that work side by side take longer (`crowd`), and they wait for each other and for communication, but for the
+share that an engine `hides`.
 
 """
 

@@ -1,5 +1,6 @@
-"""Estimates how long a replica takes to generate: prompts are read, then the rows that fit are decoded together, one
-token of each in a step. A step is bound by the memory's bandwidth, or by its fixed overhead."""
+"""Estimates how long a replica takes to generate: prompts are read, which gives each row its first token, then the rows
+that fit are decoded together, one token of each in a step. A step is bound by the memory's bandwidth, or by its fixed
+overhead."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def prefill_cost(
 
 
 def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constants, read: Tokens, begun: float) -> Cost:
-    """Return the cost of reading tokens from which one replica goes on. begun: the rows of which these are."""
+    """Return the cost of reading tokens from which one replica goes on, and of sampling the first token of each row.
+    begun: the rows that begin so."""
     shape, rates = config.shape, constants.rates[deployment.engine, "generate"]
     reserved, at_once = deployment.engine_spec.memory.cache, math.inf
     if isinstance(reserved, ReservedCache):
@@ -203,16 +205,25 @@ def reading_cost(config: ModelConfig, deployment: Deployment, constants: Constan
     # Few tokens of a chunk go to one expert, whose weights take as long to read as its products.
     ranks = max(deployment.tp, deployment.whole_expert_rank_count)
     moved += calls * work.expert_parameter_count(shape) * config.item_bytes / ranks
-    return Cost(
-        compute=(flops / peak + attended / kernels) / deployment.tp,
-        memory=moved / (device.stream_bandwidth * rates.memory),
+    # Products of few tokens wait for their weights, which each pass reads.
+    products = flops / peak / deployment.tp
+    dense = work.step_parameter_count(shape) - shape.expert_layer_count * work.chosen_parameter_count(shape)
+    weights = calls * dense * config.item_bytes / deployment.tp / device.weight_bandwidth / rates.memory
+    sampled = begun * rates.logit * shape.vocab / device.weight_bandwidth / rates.memory
+    done = Cost(
+        compute=products + attended / kernels / deployment.tp,
+        memory=moved / (device.stream_bandwidth * rates.memory) + max(0.0, weights - products) + sampled,
         communication=2
         * shape.layers
         * (inner.all_reduce_seconds(size, deployment.tp) + (rates.reduce if deployment.tp > 1 else 0.0)),
-        overhead=rates.token * read.tokens * shape.layers
-        + rates.begin * begun
-        + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted),
     )
+    launched = (
+        rates.token * read.tokens * shape.layers
+        + (rates.begin + rates.row) * begun
+        + calls * (_pass_overhead(config, deployment, rates) + rates.adapted * adapted)
+    )
+    host = calls * (rates.host + rates.host_layer * shape.layers) + rates.host_row * begun
+    return done + Cost(overhead=max(launched, host - done.seconds))
 
 
 def _pass_overhead(config: ModelConfig, deployment: Deployment, rates: Rates, decodes: bool = False) -> float:
@@ -256,7 +267,7 @@ def mixed_steps_saving(
     at_once = reserved.cpu_prompt_tokens if deployment.on_cpu else reserved.prompt_tokens
     waited = 1 - slots / rows
     steps = waited * rows / batch.samples * batch.prompt.mean / max(1.0, at_once - busy)
-    steps = min(steps, waited * rows * batch.response.mean / busy)
+    steps = min(steps, waited * rows * batch.decoded.mean / busy)
     weights = min(steps * step.cost(busy).memory - steps * busy * step.cache, waited * prompts.compute)
     return Cost(memory=max(0.0, weights), overhead=steps * step.overhead)
 
@@ -269,20 +280,20 @@ def _decode(step: DecodeStepCost, batch: Batch, rows: float, most: float, busy: 
     most, busy: rows at their full length that the cache holds, and rows that are decoded together while others wait.
     """
     together, crowd = min(rows, most), max(1.0, min(rows, busy))
-    total = step.cost(crowd).scaled(max(0.0, rows - together) * batch.response.mean / crowd)
+    total = step.cost(crowd).scaled(max(0.0, rows - together) * batch.decoded.mean / crowd)
     points = min(POINTS, max(1, round(together)))
     ended = [
         (length, together * (points - index) / points)
-        for index, length in enumerate(batch.response.quantile_points(points))
+        for index, length in enumerate(batch.decoded.quantile_points(points))
     ]
     # The last row to end is the longest of all rows, not only of these.
-    ended.append((batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
+    ended.append((batch.decoded.quantile(1 - 0.5 / max(batch.rows, 1.0)), 1.0))
     before = 0.0
     for length, active in ended:
         if length > before:
             total = total + step.cost(max(1.0, active)).scaled(length - before)
             before = length
-    excess = largest_excess(max(1.0, batch.rows / rows)) * batch.response.standard_deviation * math.sqrt(rows)
+    excess = largest_excess(max(1.0, batch.rows / rows)) * batch.decoded.standard_deviation * math.sqrt(rows)
     return total + (
         step.cost(together).scaled(excess / together) if rows > together else step.cost_per_row.scaled(excess)
     )
@@ -292,7 +303,7 @@ def _flow(step: DecodeStepCost, batch: Batch, rows: float, most: float) -> Cost:
     """Return the cost of the decoding steps of one replica for each of several requests that follow each other without
     a break. Its slots are always busy; but there are no more rows than those of so many requests, each of which is
     there until its longest row has ended."""
-    tokens, longest = rows * batch.response.mean, batch.response.quantile(1 - 0.5 / max(batch.rows, 1.0))
+    tokens, longest = rows * batch.decoded.mean, batch.decoded.quantile(1 - 0.5 / max(batch.rows, 1.0))
     together = min(rows, most, max(1.0, tokens * batch.requests / max(longest, 1.0)))
     return step.cost(together).scaled(tokens / together)
 
@@ -305,13 +316,9 @@ class DecodeStepCost:
         rates = constants.rates[deployment.engine, "generate"]
         bandwidth, cache_bandwidth = device.weight_bandwidth * rates.memory, device.cache_bandwidth * rates.memory
         context = work.attended_tokens(shape, (batch.prompt.mean + batch.ended_row_tokens) / 2)
-        # Of an embedding that is no head, too, a step reads nothing but the tokens' rows.
-        embedding = 0 if shape.tied else shape.vocab * shape.hidden
-        active = work.active_parameter_count(shape)
-        self.weights = (active - embedding) * config.item_bytes / deployment.tp / bandwidth
-        self.others = (
-            (work.stage_parameter_count(shape, config.kind, 1) - active) * config.item_bytes / deployment.tp / bandwidth
-        )
+        self.weights = work.step_parameter_count(shape) * config.item_bytes / deployment.tp / bandwidth
+        others = work.expert_parameter_count(shape) - shape.expert_layer_count * work.chosen_parameter_count(shape)
+        self.others = others * config.item_bytes / deployment.tp / bandwidth
         """Seconds to read the experts that one row alone does not need."""
         ranks, self.per_rank = deployment.whole_expert_rank_count, shape.experts / deployment.whole_expert_rank_count
         self.above = largest_excess(ranks)
@@ -344,8 +351,8 @@ class DecodeStepCost:
                 device.matmul_flops(config.product_dtype) * rates.compute
             )
             self.overhead += rates.adapted * adapted
-        self.row, self.queues = rates.row + rates.hidden * shape.layers * shape.hidden, rates.queues
-        self.host, self.host_row = rates.host, rates.host_row
+        self.row = rates.row + rates.hidden * shape.layers * shape.hidden
+        self.host, self.host_row = rates.host + rates.host_layer * shape.layers, rates.host_row
         self.missed = 1 - shape.experts_per_token / shape.experts if shape.experts else 0.0
 
     @property
@@ -375,9 +382,5 @@ class DecodeStepCost:
             weights += self.experts * smaller(1 - read, self.above * (read * (1 - read) / self.per_rank) ** 0.5)
         memory = weights + rows * self.cache
         compute, sent = larger(0.0, rows * self.compute - memory), self.rounds + rows * self.sent
-        launched = self.overhead + rows * self.row
-        if self.queues:
-            launched = larger(0.0, launched - compute - memory - sent)
-        elif self.host:
-            launched = larger(launched, self.host + rows * self.host_row - compute - memory - sent)
-        return compute, memory, sent, launched
+        host = self.host + rows * self.host_row - compute - memory - sent
+        return compute, memory, sent, larger(self.overhead + rows * self.row, host)

@@ -12,9 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 from rlgraph.ops.turn_times import MOST_AT_ONCE, QUIET_S, QUIET_SHARE
+from rlgraph.passes.cost.decoding_steps import decoding_ends, decoding_steps
 from rlgraph.passes.cost.lengths import Lengths
 
 EVENTS = 768
@@ -130,7 +131,7 @@ def _play_one_by_one(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> Episod
             first = answers.turns[number] == 0
             now += pace.first_read_s if first else pace.later_read_s
             play.first_reads, play.later_reads = play.first_reads + first, play.later_reads + (not first)
-            heappush(active, (steps + episodes[number].tokens, number))
+            heappush(active, (steps + decoding_steps(episodes[number].tokens), number))
         together = len(active)
         ended = now + max(0.0, active[0][0] - steps) * step_s(together) if together else math.inf
         if answers.coming and answers.coming[0][0] <= ended:
@@ -185,19 +186,6 @@ def _play_together(episodes: Sequence[EpisodeTurns], pace: TurnPace) -> EpisodeP
             else:
                 ready.append(number)
     return play
-
-
-def decoding_ends(answers: Sequence[float], most: int) -> Sequence[float]:
-    """Return after how many steps each row ends, where at most so many are decoded together."""
-    if len(answers) <= most:
-        return answers
-    ends = list(answers[:most])
-    busy = list(ends)
-    heapify(busy)
-    for length in answers[most:]:
-        ends.append(busy[0] + length)
-        heapreplace(busy, ends[-1])
-    return ends
 
 
 @lru_cache(256)

@@ -25,8 +25,9 @@ from rlgraph.passes.cost.decoding import (
     turn_order,
 )
 from rlgraph.passes.cost.decoding_slots import busy_slots, decoding_slots
+from rlgraph.passes.cost.decoding_steps import decoding_ends, decoding_steps
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
-from rlgraph.passes.cost.episodes import Episodes, EpisodeTurns, TurnPace, decoding_ends, play_episodes
+from rlgraph.passes.cost.episodes import Episodes, EpisodeTurns, TurnPace, play_episodes
 from rlgraph.passes.cost.latency import contention_slowdown
 from rlgraph.passes.cost.lengths import Lengths
 
@@ -124,8 +125,9 @@ def predict_sampling(
     # Rows that are decoded together until the next one ends: waiting rows begin at once.
     decoding = [part * took * slower for part in step.costs(np.minimum(most, len(ended) - numbers))]
     # Prompts are read when their rows begin: at first as many as there are slots, then one when another row ends.
-    before = np.maximum.accumulate(np.where(took > 0, numbers, -most))
-    begun = np.minimum(1.0, (most + before) / len(ended))
+    # One that ends without a step has been read, too.
+    before = np.maximum.accumulate(np.where(took > 0, numbers, 0))
+    begun = np.minimum(1.0, np.maximum(most + before, numbers + 1) / len(ended))
     ends = np.empty(len(ended))
     ends[order] = call.seconds + read.seconds * begun + np.sum(decoding, axis=0).cumsum()
     pace = SamplingPace(
@@ -226,7 +228,7 @@ class ContinuousBatch:
         while self._waiting and len(self._active) < most:
             call, row, length = self._waiting.popleft()
             self._now += self._paces[call][1].read_seconds
-            heappush(self._active, (self._steps + length, call, row))
+            heappush(self._active, (self._steps + decoding_steps(length), call, row))
 
     def _mean(self, of: Callable[[SamplingPace], float]) -> float:
         """Return the mean of a number over the paces of the mixed calls, weighted by rows."""

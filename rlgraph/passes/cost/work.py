@@ -107,6 +107,12 @@ def active_parameter_count(shape: Shape, kind: ModelKind = "causal_lm") -> int:
     return parameter_count(shape, kind) - idle
 
 
+def step_parameter_count(shape: Shape) -> int:
+    """Return the parameters that a model reads to sample one token: of an embedding that is no head, too, nothing but
+    the token's row."""
+    return active_parameter_count(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
+
+
 @cache
 def _stage_contents(shape: Shape, kind: ModelKind, pp: int, chunks: int) -> frozenset[tuple[int, int, int]]:
     """Return of each kind of pipeline stage its parameters, its layers, and those of them that have experts. The first

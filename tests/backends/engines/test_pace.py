@@ -20,6 +20,7 @@ from rlgraph.backends.engines.transformers.decode_block import DecodeBlock
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.transformers.mixture import Decodes, MixtureNetwork
 from rlgraph.backends.engines.transformers.pace import CAPTURED, EACH_TOKEN, FIXED, Pace
+from rlgraph.passes.cost.decoding_steps import decoding_steps
 from tests.backends.engines.models import PAIRS, engine
 from tests.backends.engines.recorded import use_recorded_graphs
 from tests.backends.engines.refreshing import Coming, check
@@ -166,6 +167,15 @@ def test_how_often_the_host_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = generate(engine()._network, RAGGED, Sampling(20, min_tokens=20), FIXED)
     assert made.sequences.scored_counts().tolist() == [20] * 20 and len(asked) == 3
     assert len({id(block.rows) for block in asked}) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_steps_are_those_that_are_predicted(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """The pass over prompts gives the first token."""
+    taken, advance = [], DecodeBlock.advance
+    monkeypatch.setattr(DecodeBlock, "advance", lambda block: taken.append(block) or advance(block))
+    generate(engine()._network, RAGGED, Sampling(tokens, min_tokens=tokens), EACH_TOKEN)
+    assert len(taken) == decoding_steps(tokens)
 
 
 def test_rows_that_ended_leave(monkeypatch: pytest.MonkeyPatch) -> None:

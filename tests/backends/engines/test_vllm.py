@@ -32,6 +32,7 @@ from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.families import CORRECTION
 from rlgraph.ir.mesh import make_mesh
 from rlgraph.passes.cost.batch import Batch
+from rlgraph.passes.cost.decoding_steps import decoding_steps
 from rlgraph.passes.cost.lengths import Lengths
 from tests.backends.engines.models import PAIRS, WORDS
 from tests.backends.engines.refreshing import Coming, check
@@ -299,6 +300,16 @@ def test_samples_share_full_blocks_of_their_prompt(pair: Pair, monkeypatch: pyte
             ReservedCache().cpu_block
         )
         assert read == [tokens, tokens, length] and pairs == tokens * length
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_steps_are_those_that_are_predicted(pair: Pair, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """The step that reads prompts gives the first token."""
+    engine, taken = pair[0], list[int]()
+    step = engine._engine.step
+    monkeypatch.setattr(engine._engine, "step", lambda: taken.append(1) or step())
+    engine.generate(PROMPTS, 1, Sampling(tokens, min_tokens=tokens), keys(len(PROMPTS)))
+    assert len(taken) == 1 + decoding_steps(tokens)
 
 
 def test_calls_that_another_thread_samples_for(pair: Pair) -> None:

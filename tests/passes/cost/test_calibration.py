@@ -177,11 +177,33 @@ def test_a_file_from_before_some_rates_is_read(document: Any) -> None:
     path = document()
     content = json.loads(path.read_text())
     for numbers in content["rates"]["transformers"].values():
-        for later in ("products", "host", "host_row"):
+        for later in ("products", "host", "host_layer", "host_row"):
             del numbers[later]
     path.write_text(json.dumps(content))
     found = read_calibration(path).constants.rates["transformers", "generate"]
     assert found.products == 0 and found.host == 0
+
+
+@pytest.mark.parametrize("queues", [0.0, 1.0])
+def test_a_file_that_says_queues_has_the_seconds_of_the_host(document: Any, queues: float) -> None:
+    """Until the host's seconds were rates of their own it said whether all that a step takes beside was the host's."""
+    path = document()
+    content = json.loads(path.read_text())
+    for engine, numbers in content["rates"].items():
+        for kind in numbers.values():
+            del kind["host_layer"]
+            kind["queues"] = queues * (engine == "transformers")
+    content["rates"]["transformers"]["generate"] |= {"block": 1e-3, "layer": 5e-4, "row": 3e-5}
+    path.write_text(json.dumps(content))
+    read = read_calibration(path)
+    found = read.constants.rates["transformers", "generate"]
+    device, host = (found.block, found.layer, found.row), (found.host, found.host_layer, found.host_row)
+    told, none = (1e-3, 5e-4, 3e-5), (0.0, 0.0, 0.0)
+    assert (device, host) == ((none, told) if queues else (told, none))
+    assert "queues" not in read.to_text()
+    path.write_text(json.dumps(content).replace('"queues": 0.0', '"queues": 2'))
+    with pytest.raises(ProgramError, match="queues"):
+        read_calibration(path)
 
 
 def test_a_device_has_the_rates_that_were_measured() -> None:

@@ -40,14 +40,15 @@ def pace(slots: int = 256, processes: int = 256, one_by_one: bool = True, in_rou
     ],
 )
 def test_who_waits_for_whom(one_by_one: bool, in_rounds: bool, ends: list[float]) -> None:
-    episodes = [EpisodeTurns(3.0, [5.0, 5.0]), EpisodeTurns(3.0, [1.0, 1.0])]
+    # Three steps a turn: reading gives the first token.
+    episodes = [EpisodeTurns(4.0, [5.0, 5.0]), EpisodeTurns(4.0, [1.0, 1.0])]
     play = play_episodes(episodes, pace(one_by_one=one_by_one, in_rounds=in_rounds))
     assert play.ends == ends and (play.first_reads, play.later_reads) == (2, 2)
 
 
 def test_a_process_answers_one_after_the_other() -> None:
-    """Three episodes of two turns and a second for each answer: six seconds behind the first token."""
-    episodes = [EpisodeTurns(1.0, [1.0, 1.0])] * 3
+    """Three episodes of two turns and a second for each answer: six seconds behind the first step."""
+    episodes = [EpisodeTurns(2.0, [1.0, 1.0])] * 3
     assert max(play_episodes(episodes, pace(processes=1)).ends) == 7.0
     assert max(play_episodes(episodes, pace(processes=3)).ends) == 4.0
 
@@ -56,7 +57,9 @@ def test_a_process_answers_one_after_the_other() -> None:
 def test_a_clock_that_ticks_finds_the_same(seed: int) -> None:
     chance = random.Random(seed)
     episodes = [
-        EpisodeTurns(chance.randint(1, 9) / 4, [chance.randint(1, 200) * TICK * 2 for _ in range(chance.randint(1, 4))])
+        EpisodeTurns(
+            chance.randint(5, 13) / 4, [chance.randint(1, 200) * TICK * 2 for _ in range(chance.randint(1, 4))]
+        )
         for _ in range(chance.randint(1, 12))
     ]
     slots, processes = chance.randint(1, 6), chance.randint(1, 5)
@@ -65,14 +68,15 @@ def test_a_clock_that_ticks_finds_the_same(seed: int) -> None:
 
 
 def ticked(episodes: list[EpisodeTurns], slots: int, processes: int) -> list[float]:
-    """Return when episodes end, by looking at all of them at each tick; a token takes a second."""
+    """Return when episodes end, by looking at all of them at each tick; a token takes a second, but for the first of
+    a turn."""
     waiting, sampled = list(range(len(episodes))), dict[int, float]()
     queues: list[list[int]] = [[] for _ in range(processes)]
     turn, left, ends, now = [0] * len(episodes), dict[int, float](), [0.0] * len(episodes), 0.0
     while waiting or sampled or any(queues):
         while waiting and len(sampled) < slots:
             number = waiting.pop(0)
-            sampled[number] = episodes[number].tokens
+            sampled[number] = episodes[number].tokens - 1
         now += TICK
         for queue in queues:
             if queue:

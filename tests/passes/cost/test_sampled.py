@@ -125,13 +125,13 @@ def test_a_call_that_is_alone_takes_what_it_takes() -> None:
 )
 def test_rows_of_several_calls_end_as_token_by_token(calls: list[tuple[int, list[int]]], most: int) -> None:
     """A step takes a second: whoever comes first has the first place that is free, and there are as many as the largest
-    call has rows."""
+    call has rows. Rows are given by their steps, and have a token more."""
     together, now = ContinuousBatch(), 0
     coming: dict[int, list[tuple[int, int, int]]] = {}
     for number, (after, rows) in enumerate(calls):
         now += after
-        together.add_call(float(now), SamplingPace(0.0, 0.0, most, lambda rows: 1.0), [float(row) for row in rows])
-        coming.setdefault(now, []).extend((number, row, tokens) for row, tokens in enumerate(rows))
+        together.add_call(float(now), SamplingPace(0.0, 0.0, most, lambda rows: 1.0), [steps + 1.0 for steps in rows])
+        coming.setdefault(now, []).extend((number, row, steps) for row, steps in enumerate(rows))
     expected = [[0.0] * len(rows) for _, rows in calls]
     waiting: list[tuple[int, int, int]] = []
     active: list[tuple[int, int, int]] = []
