@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.head import Bytes
-from rlgraph.backends.engines.linear_head import linear_logprobs
+from rlgraph.backends.engines.linear_head import PLAIN_PRODUCTS, Products, linear_logprobs
+from rlgraph.backends.engines.transformers import linear
 from rlgraph.backends.enginespec.memory import HeadTiles
 
 ROWS, HIDDEN, VOCAB = 17, 16, 301
@@ -52,10 +53,17 @@ class Head:
         leaves = [leaf for leaf in (self.hidden, self.weight) if leaf.requires_grad]
         return [gradient.double() for gradient in torch.autograd.grad(loss, leaves)]
 
-    def compare(self, tiles: HeadTiles, temperature: float, entropy: bool, slope: bool) -> None:
+    def compare(
+        self,
+        tiles: HeadTiles,
+        temperature: float,
+        entropy: bool,
+        slope: bool,
+        products: Products = PLAIN_PRODUCTS,
+    ) -> None:
         """entropy: it is asked for. slope: it has a gradient, too."""
         rounding = ROUNDING[self.hidden.dtype]
-        results = linear_logprobs(self.hidden, self.weight, self.tokens, temperature, tiles, entropy)
+        results = linear_logprobs(self.hidden, self.weight, self.tokens, temperature, tiles, entropy, products=products)
         expected = self.exact(temperature)
         rtol, atol = (1e-6, 1e-5) if self.hidden.dtype == torch.float32 else (0.0, rounding)
         for ours, exact in list(zip(results, expected, strict=True))[: 1 + entropy]:
@@ -71,6 +79,16 @@ class Head:
 def test_tiles_give_what_all_logits_give(dtype: torch.dtype, tiles: HeadTiles) -> None:
     for temperature, (entropy, slope) in product([1.0, 0.7], [(False, False), (True, False), (True, True)]):
         Head(dtype).compare(tiles, temperature, entropy, slope)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["gradients by MKL", "all by oneDNN"])
+@pytest.mark.parametrize("tiles", [ALL, SOME, NONE], ids=["all kept", "some kept", "none kept"])
+def test_products_of_float32_give_the_same(monkeypatch: pytest.MonkeyPatch, tiles: HeadTiles, wide: bool) -> None:
+    if not linear.use_onednn_linears(torch.nn.Sequential(torch.nn.Linear(2, 2))):
+        pytest.skip("torch has no oneDNN here")
+    monkeypatch.setattr(linear, "MKL_IS_WIDE", wide)
+    for temperature, (entropy, slope) in product([1.0, 0.7], [(False, False), (True, False), (True, True)]):
+        Head(torch.float32).compare(tiles, temperature, entropy, slope, linear.head_products())
 
 
 @pytest.mark.parametrize("tiles", [ALL, NONE], ids=["all kept", "none kept"])
@@ -133,7 +151,7 @@ def test_a_sure_token_of_a_narrow_model_has_an_exact_gradient() -> None:
     assert float((ours[sure] - exact[sure]).norm() / exact[sure].norm()) < 0.02
 
 
-class Products(TorchDispatchMode):
+class SeenProducts(TorchDispatchMode):
     """Counts matrix products of the size of a tile's."""
 
     def __init__(self) -> None:
@@ -150,7 +168,7 @@ class Products(TorchDispatchMode):
 def test_what_stays_is_not_computed_again(tiles: HeadTiles, trained: bool, most: int) -> None:
     head = Head(torch.float32)
     head.weight.requires_grad_(trained)
-    with Products() as products:
+    with SeenProducts() as products:
         head.gradients(linear_logprobs(head.hidden, head.weight, head.tokens, 1.0, tiles)[0], None)
     high, width = tiles.shape(ROWS, VOCAB, True)
     # And once, for all rows, the logits of a few tokens.
