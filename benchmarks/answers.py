@@ -48,6 +48,7 @@ SETTINGS = {
     "70B": dict.fromkeys(("base", "judge", "student", "master"), "meta-llama/Llama-3.1-70B-Instruct"),
     "30B-A3B": {"base": "Qwen/Qwen3-30B-A3B", "student": "Qwen/Qwen3-30B-A3B"},
     "235B-A22B": {"base": "Qwen/Qwen3-235B-A22B", "student": "Qwen/Qwen3-30B-A3B", "master": "Qwen/Qwen3-235B-A22B"},
+    "DeepSeek-V3": dict.fromkeys(("base", "judge", "student", "master"), "deepseek-ai/DeepSeek-V3"),
 }
 """The parameters that are models, for each size; the others stay as they ship."""
 USUAL = ("7B", "70B")

@@ -19,7 +19,7 @@ from rlgraph.passes.cost.cost import Cost
 from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.forward_backward_memory import AccumulatingTrainingMemory, ForwardMemory, TrainingMemory
 from rlgraph.passes.cost.fused_pipelines import FusedPipeline, PipelineTraining, fused_pipeline
-from rlgraph.passes.cost.latency import latency_model
+from rlgraph.passes.cost.latency import LatencyModel, latency_model
 from rlgraph.passes.cost.memory import NEVER_OFFLOADED, Footprint, MemoryModel
 from rlgraph.passes.cost.optimizer_step import optimizer_step_cost_model
 from rlgraph.passes.cost.sampling import EpisodeRows, SamplingResult, predict_sampling
@@ -34,9 +34,13 @@ class TaskCostModel:
     once."""
 
     __slots__ = (
-        *("_common", "_each_rank", "_each_token", "_fixed", "batches", "constants", "deployment", "generation", "one"),
-        *("passes", "rows", "tokens", "update"),
+        *("_common", "_each_rank", "_each_token", "_fixed", "_reads", "batches", "constants", "deployment"),
+        *("generation", "one", "passes", "rows", "tokens", "update"),
     )
+
+    passes: LatencyModel | None
+    """The passes of one replica, computed when they are asked for: of splits that have no room nothing else is. None
+    if it samples, or only takes a step."""
 
     def __init__(
         self,
@@ -51,12 +55,12 @@ class TaskCostModel:
         self.deployment, self.constants, self.batches = deployment, constants, batches
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
-        reads = op.scores or op.has_region
-        self.passes = latency_model(kind, config, deployment, constants, batches) if reads else None
-        """The passes of one replica; None if it samples, or only takes a step."""
+        self._reads = kind, config
+        if not (op.scores or op.has_region):
+            self.passes = None
         self.generation: decoding.GenerationCostModel | None = None
         """The generation; None if it samples nothing."""
-        if self.passes is None and batches:
+        if not (op.scores or op.has_region) and batches:
             similar = alike.generation if alike else None
             self.generation = decoding.GenerationCostModel(config, deployment, constants, batches[0], similar)
         if alike:
@@ -76,6 +80,14 @@ class TaskCostModel:
         self._each_rank = request_cost(1, constants).seconds - ordered
         self._each_token = rows_arrival_cost(1.0, deployment.island, constants).seconds - sent
         self.update = optimizer_step_cost_model(config, deployment, constants) if op.updates else None
+
+    def __getattr__(self, name: str) -> object:
+        # Reached where a slot is still empty.
+        if name != "passes":
+            raise AttributeError(name)
+        kind, config = self._reads
+        self.passes = latency_model(kind, config, self.deployment, self.constants, self.batches)
+        return self.passes
 
     def work_cost(self, copies: int) -> Cost:
         """Return the cost of the work alone, of all replicas."""
@@ -180,7 +192,13 @@ class NodeGroupsTaskCostModel(TaskCostModel):
         first, *_ = self.parts
         self.deployment, self.constants, self.batches = deployment, constants, batches
         self.one, self.tokens, self.rows = first.one, first.tokens, first.rows
-        self.passes, self.generation, self.update = first.passes, first.generation, first.update
+        self.generation, self.update = first.generation, first.update
+
+    def __getattr__(self, name: str) -> object:
+        if name != "passes":
+            raise AttributeError(name)
+        self.passes = self.parts[0].passes
+        return self.passes
 
     def slowest_node_group_task(self, copies: int) -> TaskCostModel:
         """Return the task on the node group whose replicas take the longest."""

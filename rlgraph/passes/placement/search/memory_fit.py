@@ -191,8 +191,10 @@ class MemoryFit:
             if isinstance(strategy, ChunkedStrategy):
                 continue
             for copies in options.counts.light_replica_counts(component, strategy, strategy.most_replicas(devices)):
+                if strategy.least_peak(copies) > fit:
+                    continue
                 for option in options.options_of_replica_count(component, strategy, copies):
-                    if option.least_peak <= fit and option.peak <= fit and option.host <= host:
+                    if option.peak <= fit and option.host <= host:
                         yield option
 
 

@@ -186,13 +186,16 @@ class Options(MadeOptions):
         return [option for strategy in own for option in self.options_of_strategy(component, strategy, most)]
 
     def options_of_strategy(self, component: Component, strategy: Strategy, most: int) -> list[Option]:
-        """Return the options of a strategy, where there is room for so many replicas."""
+        """Return the options of a strategy, where there is room for so many replicas. Of numbers of replicas that a
+        device has no room for none is made."""
+        fit = usable_device_bytes(strategy.deployment.island, self.constants)
         return get_or_compute(
             self._fitting,
             (strategy, most),
             lambda: [
                 option
                 for copies in self.counts.replica_counts(component, strategy, most)
+                if strategy.least_peak(copies) <= fit
                 for option in self.options_of_replica_count(component, strategy, copies)
             ],
         )

@@ -137,7 +137,7 @@ class ReplicaCounts:
 
     def seconds_of_replicas(self, component: Component, strategy: Strategy, copies: int) -> tuple[float, ...]:
         """Return seconds of each task by which numbers of replicas of a strategy are compared."""
-        if strategy.caches or copies <= EACH:
+        if strategy.caches:
             return self.made.options_of_replica_count(component, strategy, copies)[0].seconds
         return strategy.task_seconds(copies)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from operator import lt
+from operator import le, lt
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from rlgraph.passes.placement.search.weight_transfer_keys import weight_transfer
 
 FASTER = 0.9
 """The share of the trainers' own seconds that separate readers may take to be worth weights of their own."""
+
+LIGHTER = 1 / 128
+"""The share of a device's memory by which a reader has to need less than a faster one to be tried beside it: of a model
+with experts, which has many splits, each would be tried with hundreds of ways to train."""
 
 Parts = Mapping[int, tuple[Component, Component, Component]]
 """Components that train and read by their ids, each with its training part and its reading part."""
@@ -90,7 +94,15 @@ class SeparateReading:
         waited |= {number: key_with_weights(number) for number in {*rest} - {rest[place] for place in beaten}}
         numbers = sorted(waited)
         best = [numbers[place] for place in undominated_rows([waited[number] for number in numbers])]
-        return [(readers[number], waited[number][-len(readers[number].seconds) :]) for number in best]
+        tasks = len(readers[0].seconds)
+        kept: list[tuple[Option, Key]] = []
+        for number in sorted(best, key=lambda number: sum(waited[number][-tasks:])):
+            reader, key = readers[number], waited[number]
+            spared = LIGHTER * reader.island.device.memory
+            allowed = (*(size + spared for size in key[:-tasks]), *key[-tasks:])
+            if not any(all(map(le, other, allowed)) for _, other in kept):
+                kept.append((reader, key))
+        return [(reader, key[-tasks:]) for reader, key in kept]
 
     def least_keys(self, readers: Sequence[Option]) -> tuple[np.ndarray, frozenset[int]]:
         """Return a row of what each reader keeps, has in addition, and takes at least, with weights that come as fast

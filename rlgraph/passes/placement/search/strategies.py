@@ -18,10 +18,10 @@ from rlgraph.passes.cost import work
 from rlgraph.passes.cost.batch import Batch
 from rlgraph.passes.cost.constants import Constants
 from rlgraph.passes.cost.decoding_slots import cache_bytes_per_token
-from rlgraph.passes.cost.deployment import Deployment
+from rlgraph.passes.cost.deployment import Deployment, ModelConfig
 from rlgraph.passes.cost.memory import MemoryModel
 from rlgraph.passes.cost.peak_memory import usable_device_bytes
-from rlgraph.passes.cost.predict import memory_model, task_cost_model
+from rlgraph.passes.cost.predict import TaskCostModel, memory_model, task_cost_model
 from rlgraph.passes.cost.task import Task
 from rlgraph.passes.memo import get_or_compute
 from rlgraph.passes.placement.search.components import Component
@@ -49,6 +49,7 @@ class Strategies:
         self.kin: Strategies | None = None
         """Strategies of the same work in another cluster, some of whose node groups may be like those of this one."""
         self.strategies: dict[tuple[int, int], list[list[Strategy]]] = {}
+        self._task_models: dict[tuple[int, ModelConfig, Deployment], TaskCostModel] = {}
 
     def strategies_by_split(self, component: Component, island: NodeGroup) -> list[list[Strategy]]:
         """Return the strategies of a component on a node group, those of each split together, computed once."""
@@ -262,10 +263,20 @@ class Strategies:
                 "accumulate" if accumulates and NODES[op].trains else op, config, deployment, batches, similar
             )
 
+        def make_task_model(
+            number: int, op: str, batches: Sequence[Batch], similar: TaskCostModel | None
+        ) -> TaskCostModel:
+            # What trains and reads has the tasks of its parts.
+            return get_or_compute(
+                self._task_models,
+                (number, config, deployment),
+                lambda: task_cost_model(op, config, deployment, self.constants, batches, similar),
+            )
+
         idle_operations = [op for op in component.operations if op not in dict(done)]
         models = [
-            task_cost_model(op, config, deployment, self.constants, batches, similar)
-            for (op, batches), similar in zip_longest(done, alike.tasks if alike else ())
+            make_task_model(number, op, batches, similar)
+            for number, (op, batches), similar in zip_longest(component.tasks, done, alike.tasks if alike else ())
         ]
         memory: Sequence[MemoryModel]
         idle: Sequence[MemoryModel]

@@ -190,6 +190,11 @@ class Strategy:
             ),
         )
 
+    def least_peak(self, copies: int) -> float:
+        """Return a lower bound of the bytes of a device of so many replicas at the fullest moment."""
+        held, active = self.needed_bytes_bound(copies)
+        return self.non_tensor_bytes(copies) + held + max(active, default=0.0)
+
     def least_device_bytes(self, copies: int) -> float:
         """Return the least bytes of a device that at most so many replicas need."""
         return self.process[0] + max((sum(model.lower_bound_bytes(copies)) for model in self.memory), default=0.0)
