@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from rlgraph.backends.engines.chat import (
 )
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.left_out import left_out_parts
-from rlgraph.backends.engines.pieces import encode_pieces
+from rlgraph.backends.engines.pieces import beginning_tokens, encode_pieces
 from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
     ANSWER,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
-
 
 MOST_ENDS = 16
 """More special tokens than a tokenizer puts around a text."""
@@ -146,8 +146,8 @@ class Codec:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the
-        chat template. tools, options: what the template is given for this row alone."""
+        """Return the tokens of a prompt: a text behind the special tokens that the tokenizer begins texts with, or
+        messages by the chat template. tools, options: what the template is given for this row alone."""
         return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
 
     def prompt_text(
@@ -295,20 +295,29 @@ class Codec:
 
     def _encode(self, pieces: Sequence[TextPiece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
         try:
-            return encode_pieces(self.tokenizer, pieces, begins=begins)
+            return encode_pieces(self.tokenizer, pieces, begin=self._begin if begins else ())
         except (TypeError, UnicodeError):
             for piece in pieces:
                 _refuse_surrogates(piece.text)
             raise
 
+    @cached_property
+    def _begin(self) -> list[int]:
+        return beginning_tokens(self.tokenizer)
+
     def prompt_lengths(self, prompts: Sequence[Content]) -> list[int]:
         """Return how many tokens each prompt has; texts are encoded many at a time."""
         if not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
+        if not prompts:
+            return []
+        literal = {"split_special_tokens": True} if self.chat.special_tokens is False else {}
         try:
-            return list(map(len, self.tokenizer(list(prompts))["input_ids"])) if prompts else []
+            texts: Any = self.tokenizer(list(prompts), add_special_tokens=False, **literal)["input_ids"]
         except UnicodeError as error:
             raise EngineError(str(error)) from None
+        size = len(self._begin)
+        return [len(ids) + size * (ids[:size] != self._begin) for ids in texts]
 
     @property
     def max_tokens_per_byte(self) -> int:
