@@ -13,12 +13,15 @@ pytest.importorskip("ray")
 
 from rlgraph.backends.engines.folder_writers import ModelFolder
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
+from rlgraph.backends.engines.transformers.engine import TransformersEngine
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.backends.ray.folder_parts import split_parameters
 from rlgraph.backends.ray.transfer_ends import WeightsReport
+from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import FAMILIES, shape_of
 from rlgraph.ir.mesh import make_mesh
+from rlgraph.runs.checkpoint.model_folders import merge_adapters
 from tests.backends.engines.models import WORDS
 from tests.catalog.models.tiny import OWN, SIZES
 
@@ -46,3 +49,23 @@ def test_a_folder_is_as_transformers_writes_it(family: str, tmp_path: Path) -> N
     assert ours.keys() == theirs.keys() and len({*ours.values()}) > 2
     again = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "ours").named_parameters())
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.named_parameters())
+
+
+def test_settings_of_generation_are_those_of_the_base(tmp_path: Path) -> None:
+    """Whoever writes the folder, the tokens that end an answer among them, and also such as transformers refuses to
+    write: a temperature without `do_sample`, as published models have it."""
+    fields = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    base = tmp_path / "base"
+    TransformersEngine.open(ModelSpec("causal_lm", RandomWeights("llama", fields, WORDS))).save(base)
+    given = {"eos_token_id": [1, 5], "temperature": 0.6, "top_p": 0.9}
+    (base / "generation_config.json").write_text(json.dumps(given))
+    spec = ModelSpec("causal_lm", str(base))
+    engine = TransformersEngine.open(spec)
+    engine.save(tmp_path / "at_once")
+    assert engine.model.generation_config.temperature == 0.6
+    ModelFolder(spec, tmp_path / "by_parts").close()
+    TransformersEngine.open(ModelSpec("causal_lm", str(base), adapters=Adapters(1, 1.0))).save(tmp_path / "adapters")
+    assert merge_adapters(tmp_path / "adapters", tmp_path / "merged", "causal_lm")
+    for folder in ("at_once", "by_parts", "merged"):
+        written = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        assert given.items() <= written.items(), folder

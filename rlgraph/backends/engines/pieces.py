@@ -7,9 +7,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rlgraph.backends.engines.chat import TextPiece
+from rlgraph.backends.engines.errors import EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+NO_ROW = "`model.resize_token_embeddings(len(tokenizer))` of transformers gives it rows for tokens that were added"
 
 
 def encode_pieces(
@@ -84,3 +87,17 @@ def _apart(
     """Yield the tokens of each piece, where the text ends before piece `number` and begins anew with it."""
     yield from _encoded(tokenizer, pieces[:number])
     yield from _encoded(tokenizer, pieces[number:])
+
+
+def refuse_unknown_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], rows: int | None) -> None:
+    """Raise EngineError for a token that was added to a tokenizer, and not to the model. rows: how many tokens the
+    model has; None: all of the tokenizer's."""
+    if rows is not None and (most := max(ids, default=0)) >= rows:
+        name = tokenizer.convert_ids_to_tokens(most)
+        raise EngineError(f"it has {name!r}, token {most:,}, and the model has rows for {rows:,} tokens", NO_ROW)
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise EngineError for a text with half a character."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character")

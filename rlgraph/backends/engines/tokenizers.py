@@ -20,7 +20,7 @@ from rlgraph.backends.engines.chat import (
 )
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.left_out import left_out_parts
-from rlgraph.backends.engines.pieces import beginning_tokens, encode_pieces
+from rlgraph.backends.engines.pieces import beginning_tokens, encode_pieces, refuse_surrogates, refuse_unknown_tokens
 from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
     ANSWER,
@@ -114,6 +114,8 @@ class Codec:
         self._end: list[int] | None = None
         self.chat = chat or ChatOptions()
         """How conversations are written."""
+        self.rows: int | None = None
+        """How many tokens the model has rows for, where the tokenizer makes others."""
         if self.chat.template is not None:
             tokenizer.chat_template = self.chat.template
         check_options(tokenizer, self.chat)
@@ -295,10 +297,12 @@ class Codec:
 
     def _encode(self, pieces: Sequence[TextPiece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
         try:
-            return encode_pieces(self.tokenizer, pieces, begin=self._begin if begins else ())
+            ids, learned = encode_pieces(self.tokenizer, pieces, begin=self._begin if begins else ())
+            refuse_unknown_tokens(self.tokenizer, ids, self.rows)
+            return ids, learned
         except (TypeError, UnicodeError):
             for piece in pieces:
-                _refuse_surrogates(piece.text)
+                refuse_surrogates(piece.text)
             raise
 
     @cached_property
@@ -331,13 +335,12 @@ class Codec:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the tokens of a text and nothing else: what a user or an environment adds to a row."""
-        return self._tokens(text, add_special_tokens=False)
-
-    def _tokens(self, text: str, **options: bool) -> list[int]:
         try:
-            return list(self.tokenizer(text, **options)["input_ids"])
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            refuse_unknown_tokens(self.tokenizer, ids, self.rows)
+            return ids
         except (TypeError, UnicodeError):
-            _refuse_surrogates(text)
+            refuse_surrogates(text)
             raise
 
     def stop_texts(self, texts: tuple[str, ...]) -> StopTexts | None:
@@ -388,12 +391,6 @@ def _pieces(text: str, turns: Sequence[tuple[int, int]]) -> list[TextPiece]:
         pieces += [TextPiece(text[done:start]), TextPiece(text[start:end], learned=True)]
         done = end
     return [piece for piece in [*pieces, TextPiece(text[done:])] if piece.text]
-
-
-def _refuse_surrogates(text: str) -> None:
-    """Raise EngineError for a text with half a character."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character")
 
 
 def _token_id(value: object) -> int | None:
