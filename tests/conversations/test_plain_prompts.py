@@ -151,6 +151,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
             "`<image>` in row 1 of `rows` stands for what is in `images`",
         ),
         (ENDED, [{"prompt": [user("Close <image>.")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "images": ["a.png"]}], ASK, "the column `images` of `rows` has pictures"),
+        (ENDED, [{"prompt": [user("a")], "images": [], "image": "sepia", "page": "a.png"}], ASK, ""),
         (ENDED, [{"prompt": [user("a")], "system": "Be brief."}], ASK, "`system` of row 0 of `rows` is not read with"),
         (ENDED, [{"prompt": [{"role": "system", "content": "Be brief."}, user("a")], "system": "Be brief."}], ASK, ""),
         (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}]}], LEARN, "the `thinking` of message 2"),
