@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("ray")
 
 from rlgraph.backends.engines.folder_writers import ModelFolder
-from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load
+from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load, text_end_ids
+from rlgraph.backends.engines.tokenizers import ByteTokenizer, Codec, build_tokenizer
 from rlgraph.backends.engines.transformers.engine import TransformersEngine
+from rlgraph.backends.engines.vllm.source import read_model_source
 from rlgraph.backends.engines.weights import ModelWeights
 from rlgraph.backends.enginespec.spec import replicated_layout
 from rlgraph.backends.ray.folder_parts import split_parameters
@@ -69,3 +71,26 @@ def test_settings_of_generation_are_those_of_the_base(tmp_path: Path) -> None:
     for folder in ("at_once", "by_parts", "merged"):
         written = json.loads((tmp_path / folder / "generation_config.json").read_text())
         assert given.items() <= written.items(), folder
+
+
+def test_a_base_model_ends_an_answer_as_its_chat_template_does(tmp_path: Path) -> None:
+    """With every engine, and after it is saved: a base model comes with the template of its chat model, and names only
+    what ends a text. Before it has learned to chat plain texts are no mistake (W0520)."""
+    tokenizer = build_tokenizer(ByteTokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+    Codec(tokenizer).save(tmp_path / "tokenizer")
+    text_end, turn_end = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")
+    fields = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    base = load(ModelSpec("causal_lm", RandomWeights("llama", fields, str(tmp_path / "tokenizer"))))
+    base.model.save_pretrained(tmp_path / "base")
+    base.codec.save(tmp_path / "base")
+    spec = ModelSpec("causal_lm", str(tmp_path / "base"))
+    engine = TransformersEngine.open(spec)
+    assert engine.eos_ids == read_model_source(spec, make_mesh()).eos_ids == (text_end, turn_end)
+    assert text_end_ids(spec, engine.codec) == (text_end,)
+    engine.save(tmp_path / "at_once")
+    ModelFolder(spec, tmp_path / "by_parts").close()
+    for folder in ("at_once", "by_parts"):
+        written = json.loads((tmp_path / folder / "generation_config.json").read_text())
+        assert written["eos_token_id"] == [text_end, turn_end]

@@ -42,8 +42,7 @@ class AdapterFolder:
         with quiet_transformers():
             if made:
                 loaded = load(replace(self._spec, adapters=None))
-                write_model(loaded.model, base)
-                loaded.codec.save(base)
+                write_model(loaded.model, loaded.codec, base)
             save(model_without_weights(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
         load_codec(self._spec).save(self._folder)
 
@@ -73,10 +72,9 @@ class ModelFolder:
         self._size += sum(tensor.nbytes for tensor in tensors.values())
 
     def close(self) -> None:
-        """Write the index of the files, and the tokenizer."""
+        """Write the index of the files."""
         index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        load_codec(self._spec).save(self._folder)
 
 
 def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

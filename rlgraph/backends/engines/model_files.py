@@ -2,32 +2,37 @@
 
 transformers refuses to write settings of generation in which it sees a mistake, such as a temperature without
 `do_sample`, which many published models have. A run reads nothing of them but the tokens that end an answer, and those
-who take the trained model expect what its base has: they are taken over as they are.
+who take the trained model expect what its base has: they are taken over as they are. The end of an answer in the chat
+template is added: a base model that learned to chat would not stop at it elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlgraph.backends.engines.sources import ModelSpec, model_without_weights, quiet_transformers
+from rlgraph.backends.engines.sources import ModelSpec, load_codec, model_without_weights, quiet_transformers
+from rlgraph.backends.engines.tokenizers import Codec
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 
-def write_model(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
-    """Write weights and configuration of a model into a folder, on any rank. options: of `save_pretrained`."""
+def write_model(model: PreTrainedModel, codec: Codec, folder: str | Path, **options: Any) -> None:
+    """Write weights, configuration and tokenizer of a model into a folder, on any rank. options: of
+    `save_pretrained`."""
     settings: GenerationConfig | None = getattr(model, "generation_config", None)
     with quiet_transformers(), _can_be_saved(model):
         model.save_pretrained(str(folder), **options)
-    _write_settings(settings, folder)
+    codec.save(folder)
+    _write_settings(settings, codec, folder)
 
 
 def write_config(spec: ModelSpec, folder: str | Path) -> None:
-    """Write the configuration of a model into a folder, without its weights."""
+    """Write configuration and tokenizer of a model into a folder, without its weights."""
     from transformers import GenerationConfig
 
     model = model_without_weights(spec)
@@ -38,14 +43,19 @@ def write_config(spec: ModelSpec, folder: str | Path) -> None:
         # Many have no such file. Hubs and disks fail in ways of their own, of which loading the model tells.
         with quiet_transformers(), suppress(Exception):
             settings = GenerationConfig.from_pretrained(spec.source)
-    _write_settings(settings, folder)
+    codec = load_codec(spec)
+    codec.save(folder)
+    _write_settings(settings, codec, folder)
 
 
-def _write_settings(settings: GenerationConfig | None, folder: str | Path) -> None:
+def _write_settings(settings: GenerationConfig | None, codec: Codec, folder: str | Path) -> None:
     """Write how a model generates, if it does."""
-    if settings is not None:
-        file = Path(folder) / "generation_config.json"
-        settings.to_json_file(file, use_diff=True, keys_to_pop=["compile_config"])
+    if settings is None:
+        return
+    settings, ends = copy(settings), codec.end_token_ids(settings.eos_token_id)
+    if {*ends} - {*codec.text_end_ids(settings.eos_token_id)}:
+        settings.eos_token_id = [*ends]
+    settings.to_json_file(Path(folder) / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"])
 
 
 @contextmanager

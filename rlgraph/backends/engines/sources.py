@@ -150,8 +150,8 @@ def load_codec(spec: ModelSpec) -> Codec:
     return codec
 
 
-def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
-    """Return the tokens that end a response, from the model's files alone."""
+def text_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
+    """Return the tokens that end a text, from the model's files alone."""
     of_model = None
     if isinstance(spec.source, str):
         from transformers import GenerationConfig
@@ -159,7 +159,7 @@ def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
         # Many have no such file. Hubs and disks fail in ways of their own, of which loading the model tells.
         with quiet_transformers(), suppress(Exception):
             of_model = GenerationConfig.from_pretrained(spec.source).eos_token_id
-    return codec.end_token_ids(of_model)
+    return codec.text_end_ids(of_model)
 
 
 def max_positions(spec: ModelSpec) -> int | None:

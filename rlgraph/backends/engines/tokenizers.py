@@ -111,7 +111,6 @@ class Codec:
         self._stop_texts: dict[tuple[str, ...], StopTexts | None] = {}
         self._written: set[str] = set()
         """The roles of replies that the chat template is known to write."""
-        self._end: list[int] | None = None
         self.chat = chat or ChatOptions()
         """How conversations are written."""
         self.rows: int | None = None
@@ -125,10 +124,16 @@ class Codec:
         """The token that ends a text."""
         return _token_id(self.tokenizer.eos_token_id)
 
-    def end_token_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+    def text_end_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a text: the tokenizer's, and those of the model's generation settings."""
         model_ids = [of_model] if isinstance(of_model, int) else of_model or []
         return tuple(sorted({*model_ids, *([] if self.eos_id is None else [self.eos_id])}))
+
+    def end_token_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a response: those that end a text, and the one with which the chat template ends
+        an answer, which a base model does not name."""
+        ends = special_tokens_in(self.tokenizer, self.end_of_answer)[:1]
+        return tuple(sorted({*self.text_end_ids(of_model), *ends}))
 
     @property
     def pad_id(self) -> int:
@@ -196,17 +201,16 @@ class Codec:
             self._written |= roles
         return self._encode(hidden.split_pieces([TextPiece(text)]))[0]
 
+    @cached_property
     def end_of_answer(self) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer that ends a conversation; nothing where there
-        is no template, or none that writes a plain question and its answer."""
-        if self._end is None:
-            asked = [{"role": "user", "content": "?"}, ANSWER]
-            try:
-                text = text_behind_answer(make_conversation(self.tokenizer, self.chat, asked)[0])
-            except EngineError:
-                text = ""
-            self._end = self._encode([TextPiece(text)])[0] if text else []
-        return self._end
+        """The tokens that the chat template puts behind an answer that ends a conversation; none where there is no
+        template, or none that writes a plain question and its answer."""
+        asked = [{"role": "user", "content": "?"}, ANSWER]
+        try:
+            text = text_behind_answer(make_conversation(self.tokenizer, self.chat, asked)[0])
+            return self._encode([TextPiece(text)])[0]
+        except EngineError:
+            return []
 
     def check_episode(
         self,
@@ -311,10 +315,8 @@ class Codec:
 
     def prompt_lengths(self, prompts: Sequence[Content]) -> list[int]:
         """Return how many tokens each prompt has; texts are encoded many at a time."""
-        if not all(isinstance(prompt, str) for prompt in prompts):
+        if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
-        if not prompts:
-            return []
         literal = {"split_special_tokens": True} if self.chat.special_tokens is False else {}
         try:
             texts: Any = self.tokenizer(list(prompts), add_special_tokens=False, **literal)["input_ids"]

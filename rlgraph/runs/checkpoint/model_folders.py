@@ -113,10 +113,9 @@ def merge_adapters(adapter: Path, folder: Path, kind: ModelKind) -> bool:
         for name, tensor in factors.items():
             if ".lora_" not in name:
                 parameters[name].copy_(tensor)
-        write_model(loaded.model, folder)
     # The adapters may have been trained with a tokenizer of their own.
     own = (adapter / "tokenizer_config.json").is_file()
-    (load_codec(ModelSpec(kind, base, dtype, str(adapter))) if own else loaded.codec).save(folder)
+    write_model(loaded.model, load_codec(ModelSpec(kind, base, dtype, str(adapter))) if own else loaded.codec, folder)
     return True
 
 

@@ -26,11 +26,11 @@ def save_model(
     adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
     with quiet_transformers():
         if spec.adapters is None:
-            write_model(model, folder, state_dict=dict(held))
+            write_model(model, codec, folder, state_dict=dict(held))
         else:
             base = _base(model, held, spec, codec, folder)
             save(model, tensors, spec.adapters, spec.kind, base, folder)
-        codec.save(folder)
+            codec.save(folder)
 
 
 def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, codec: Codec, folder: Path) -> str:
@@ -38,6 +38,5 @@ def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, c
     base, writes_base = base_location(spec.source, folder)
     if writes_base:
         weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
-        write_model(model, base, state_dict=weights)
-        codec.save(base)
+        write_model(model, codec, base, state_dict=weights)
     return base
