@@ -265,7 +265,8 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     files = {"config.json", f"{what}_config.json"}
     is_folder = os.path.isdir(source)
     if is_folder and not any(os.path.exists(os.path.join(source, name)) for name in files):
-        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
+        missing = "model" if what == "model" else f"model, nor a {what}"
+        raise EngineError(f"the folder {source!r} holds no {missing}: it has no config.json", _models_below(source))
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
         path = source if is_folder else hub_availability.readable_source(source)
@@ -280,6 +281,15 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
         raise (
             EngineError(message, hint) if is_folder else HubError(message, hub_availability.loading_hint(source))
         ) from error
+
+
+def _models_below(folder: str) -> str:
+    """Return where models are in the folder of a run, of a trainer or of a package; empty where there are none."""
+    names = ("config.json", "adapter_config.json", "*.gguf")
+    below = (found for depth in ("", "*/", "*/*/") for name in names for found in Path(folder).glob(f"{depth}{name}"))
+    models = sorted({f'gguf("{path}")' if path.suffix == ".gguf" else str(path.parent) for path in below})
+    more = f" and {len(models) - 3} more" if len(models) > 3 else ""
+    return f"models in it: {', '.join(f'`{model}`' for model in models[:3])}{more}" if models else ""
 
 
 def _explain(error: Exception, source: str) -> str:

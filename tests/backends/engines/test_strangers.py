@@ -139,6 +139,20 @@ def test_a_folder_that_cannot_be_loaded_is_told(
     assert not (folder / "obeyed").exists()
 
 
+def test_a_folder_around_models_names_them(folder: Path) -> None:
+    """That of a run or of a trainer, taken for its model's."""
+    (folder.parent / "run" / "models").mkdir(parents=True)
+    folder.rename(folder.parent / "run" / "models" / "actor")
+    (folder.parent / "run" / "small.gguf").touch()
+    with pytest.raises(EngineError, match="holds no model, nor a tokenizer: it has no config.json") as refused:
+        load(ModelSpec("causal_lm", str(folder.parent / "run")))
+    run = folder.parent / "run"
+    assert refused.value.hint == f'models in it: `{run}/models/actor`, `gguf("{run}/small.gguf")`'
+    with pytest.raises(EngineError) as refused:
+        load(ModelSpec("causal_lm", str(run / "models" / "actor" / "..")))
+    assert "/actor`" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [("{{ raise_exception('no') }}", "TemplateError: no"), ("{{ 1 + }}", "SyntaxError"), ("{{ m.a.b }}", "undefined")],
