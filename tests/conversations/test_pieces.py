@@ -84,3 +84,11 @@ def test_a_tokenizer_that_looks_ahead_sees_the_end_of_a_piece() -> None:
 
 def test_a_tokenizer_that_drops_blanks() -> None:
     assert tokens(build_tokenizer(WordTokenizer("add 1 2")), "add 1 ", "2") == [["add", "1"], ["2"]]
+
+
+def test_a_text_has_the_blanks_of_its_tokens() -> None:
+    """Whatever the files of a tokenizer say: what a reward reads is what was sampled, and where a stop text is sought."""
+    made = Codec(build_tokenizer(WordTokenizer("it 's . n't")))
+    made.tokenizer.clean_up_tokenization_spaces = True
+    ids = made.encode_text("it 's . n't")
+    assert made.decode(ids) == made.decode_with_special(ids) == "it 's . n't"

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
 
+_AS_WRITTEN: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+"""Some tokenizers are told to take blanks out of the text of their tokens, before a full stop for example."""
 MOST_ENDS = 16
 """More special tokens than a tokenizer puts around a text."""
 
@@ -361,13 +363,12 @@ class Codec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, **_AS_WRITTEN))
 
     def decode_with_special(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, with special tokens but for the one that ends it."""
-        special = set(special_tokens_in(self.tokenizer, ids[-1:]))
-        kept = ids[:-1] if ids and ids[-1] in special else ids
-        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False))
+        kept = ids[:-1] if special_tokens_in(self.tokenizer, ids[-1:]) else ids
+        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False, **_AS_WRITTEN))
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a model folder."""
