@@ -54,6 +54,8 @@ class _Edits:
         self.changes: dict[tuple[int, int], tuple[int, str]] = {}
         self.sources: dict[str, str] = {}
         """The params that are sources of models, and what they became."""
+        self.judges: dict[str, str] = {}
+        """What each source of a model that only scores became, by its text."""
         for item in self._declarations("model"):
             self._model(item)
         for word, file in (("data", "{}.jsonl"), ("func", "rewards.py:{}"), ("env", "envs.py:{}")):
@@ -90,6 +92,11 @@ class _Edits:
     def _offset(self, line: int, column: int) -> int:
         return sum(map(len, self.source.text.splitlines(keepends=True)[: line - 1])) + column - 1
 
+    def _judge(self, source: str) -> str:
+        """Return the source of a judge in the place of another: those of several are not the same."""
+        seed = f", seed={len(self.judges)}" if self.judges else ""
+        return self.judges.setdefault(source, f"{JUDGE.removesuffix(')')}{seed})")
+
     def _model(self, item: tree.Declaration) -> None:
         """Give a model that is no copy another source, a judge a template, and adapters to what is trained."""
         declared = next((model for model in self.program.models if model.name == item.name), None)
@@ -99,8 +106,8 @@ class _Edits:
             part for part in _parts(item.value) if isinstance(part, tree.Call) and _called(part) == declared.kind
         )
         judges = item.name in self.needs.judges
-        wanted = JUDGE if judges else self.model
         place = call.args[0]
+        wanted = self._judge(place.span.covered_text) if judges else self.model
         if isinstance(place, tree.Name) and self.sources.setdefault(place.id, wanted) == wanted:
             place = self.params[place.id]
         self._replace(place.span, wanted)
