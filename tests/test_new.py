@@ -41,6 +41,7 @@ def test_what_it_writes_is_right(name: str, tmp_path: Path) -> None:
     text = (tmp_path / "my" / f"{name}.rlf").read_text()
     assert "Qwen" not in text and "rlgraph list " in text
     assert all(int(most) <= 16 for most in re.findall(r"max_tokens=(\d+)", text))
+    assert all(int(most) <= 4 for most in re.findall(r"^phase .*steps=(\d+)", text, re.MULTILINE))
     rates = re.findall(r"lr=([^,)]+)", text)
     assert {re.findall(rf"param {rate} *= (\S+)", text)[0] if rate.isidentifier() else rate for rate in rates} <= {
         "2e-4"

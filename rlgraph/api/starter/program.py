@@ -21,8 +21,8 @@ from rlgraph.ops.shared_base_models import changed_models
 LORA = "lora(rank=16, alpha=32)"
 LEARNING_RATE = "2e-4"
 """That of adapters: weights themselves take a hundredth of it."""
-LARGEST: Mapping[str, int] = {"batch": 8, "n": 8, "parts": 4, "max_tokens": 16, "max_turns": 2}
-"""The most of each option, so that a step takes seconds on two cores."""
+LARGEST: Mapping[str, int] = {"batch": 8, "n": 8, "parts": 4, "max_tokens": 16, "max_turns": 2, "steps": 4}
+"""The most of each option, so that a step takes seconds on two cores, and phases before the first one minutes."""
 JUDGE = (
     'random("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,\n'
     "    num_key_value_heads=2, max_position_embeddings=512, tokenizer=bytes())"
@@ -61,6 +61,9 @@ class _Edits:
         for word, file in (("data", "{}.jsonl"), ("func", "rewards.py:{}"), ("env", "envs.py:{}")):
             for item in self._declarations(word):
                 self._outside(item, word, file)
+        for phase in (item for item in self.file.declarations if isinstance(item, tree.Phase)):
+            for option in phase.options:
+                self._lower(option)
         for statement in self._statements():
             self._statement(statement)
 
