@@ -41,10 +41,14 @@ def test_what_it_writes_is_right(name: str, tmp_path: Path) -> None:
     text = (tmp_path / "my" / f"{name}.rlf").read_text()
     assert "Qwen" not in text and "rlgraph list " in text
     assert all(int(most) <= 16 for most in re.findall(r"max_tokens=(\d+)", text))
+    assert all(int(most) <= 4 for most in re.findall(r"^phase .*steps=(\d+)", text, re.MULTILINE))
     rates = re.findall(r"lr=([^,)]+)", text)
     assert {re.findall(rf"param {rate} *= (\S+)", text)[0] if rate.isidentifier() else rate for rate in rates} <= {
         "2e-4"
     }
+    # Two judges that are the same would give a gain and a cost that are one.
+    judges = re.findall(r"random\((?:[^()]|\(\))*\)", text)
+    assert len({*judges}) == len(judges) == {"safe_rlhf": 2}.get(name, len(judges))
     for data in (tmp_path / "my").glob("*.jsonl"):
         rows = [json.loads(line) for line in data.read_text().splitlines()]
         assert len(rows) == 64 and all(isinstance(row["prompt"], list) for row in rows)

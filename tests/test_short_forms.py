@@ -128,6 +128,10 @@ def test_a_model_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[st
         assert run_command(["check", "tiny.rlf", "--set", f"actor=causal_lm({value})"]) == 0
         err = capsys.readouterr().err
         assert f"warning[W0790]: {message}" in err and "^" in err and "1 warning" in err
+    two = 'algorithm a\nparam base = "./m"\nmodel m = causal_lm(base)\nmodel v = value_lm(base)\n'
+    two += 'data d = jsonl("d.jsonl", batch=1)\nstep:\n    r = m.generate(d, max_tokens=1)\n'
+    two += "    report n = mean(v.values(r))\n"
+    assert [problem.code for problem in rlgraph.check(two)] == ["W0790"], "once for all that are made of it"
     (folder / "runs/sft-1/models/actor").mkdir(parents=True)
     for value in ('"runs/sft-1/models/actor"', '"owner/name"', '"name"'):
         assert rlgraph.check(folder / "tiny.rlf", {"actor": f"causal_lm({value})"}) == []

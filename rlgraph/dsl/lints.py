@@ -122,14 +122,22 @@ def _groups_of_one(graph: Graph) -> Iterator[Diagnostic]:
                 )
 
 
+_LIKELIEST = {"temperature": 0, "top_k": 1, "min_p": 1}
+"""Options of a sampler, with the value at which each leaves the likeliest token alone."""
+
+
 def _equal_samples(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.walk():
-        if node.op == "generate" and node.attr("n") > 1 and node.attr("temperature") == 0:
+        if node.op != "generate" or node.attr("n") == 1:
+            continue
+        option = next((name for name, value in _LIKELIEST.items() if node.attr(name) == value), None)
+        if option is not None:
+            instead = "sample at `temperature=1.0`" if option == "temperature" else f"leave `{option}` out"
             yield Diagnostic(
                 "W0504",
-                f"at `temperature=0` the {node.attr('n')} samples for a prompt are all the same",
+                f"at `{option}={_LIKELIEST[option]}` the {node.attr('n')} samples for a prompt are all the same",
                 node.span,
-                "sample at `temperature=1.0`, or one for each: `n=1`",
+                f"{instead}, or one for each: `n=1`",
             )
 
 

@@ -10,6 +10,7 @@ from rlgraph.dsl.braced_texts import plain_text_error
 from rlgraph.dsl.branches import branch_table
 from rlgraph.dsl.context import Context
 from rlgraph.dsl.distributions import keep_likeliest, kept_share, name_distribution
+from rlgraph.dsl.misuses import column_to_ask
 from rlgraph.dsl.names import FUNCTIONS
 from rlgraph.dsl.nodes import emit_node, materialize, new_axis, new_inner_axis, unique_name
 from rlgraph.dsl.outside_signatures import ALL_BRANCHES, ENV_COLUMNS
@@ -29,7 +30,7 @@ from rlgraph.dsl.scope import (
 from rlgraph.dsl.signatures import METHODS, Method
 from rlgraph.dsl.truncated_sampling import CUTS
 from rlgraph.dsl.values import evaluate_table
-from rlgraph.errors import did_you_mean, quoted_list
+from rlgraph.errors import did_you_mean
 from rlgraph.ir.graph import Apply, Constant, Expr, Model, Node, Ref, Staleness, Value
 from rlgraph.ir.types import (
     BRANCH,
@@ -134,15 +135,6 @@ def _score_call(
         return result
     share = kept_share(context, expr, model, table, tokens, options["temperature"])
     return Apply("sub", (result, Apply("log", (share,), result.type, None, expr.span)), result.type, None, expr.span)
-
-
-def _column_hint(table: str, columns: Sequence[str]) -> str:
-    """Return how a column of prompts is named that is called otherwise."""
-    names = [name for name in columns if name.isidentifier()]
-    if names:
-        return f"name the column: `{table}.{names[0]}`"
-    has = quoted_list([*columns][:4], "and")
-    return f"it has {has}: the first line of a csv file names its columns, such as `prompt`" if columns else ""
 
 
 def _kept_samples(context: Context, expr: tree.Call, options: dict[str, Constant], count: int) -> int:
@@ -256,7 +248,7 @@ def sample_rows(
                 "E0204",
                 "the table has no column `prompt`",
                 expr.args[-1].span,
-                _column_hint(expr.args[-1].span.covered_text, data),
+                column_to_ask(expr.args[-1].span.covered_text, data),
             )
     elif isinstance(source, Ref) and source.type.dtype in ("text", "any") and source.type.axis and answers:
         source_name, parent = source.name, source.type.axis

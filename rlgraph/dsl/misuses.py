@@ -56,6 +56,18 @@ def columns_to_encode(rows: str, columns: Collection[str]) -> str:
     return ""
 
 
+def column_to_ask(rows: str, columns: Sequence[str]) -> str:
+    """Return how a column of prompts is named that is called otherwise. rows: the table."""
+    if {"instruction", "input"} <= {*columns}:
+        return f'name both: `user("{{{rows}.instruction}}\\n{{{rows}.input}}")`'
+    names = [name for name in columns if name.isidentifier()]
+    if names:
+        usual = (*PROMPT_NAMES, "messages", "conversations")
+        return f"name the column: `{rows}.{next((name for name in usual if name in names), names[0])}`"
+    has = quoted_list([*columns][:4], "and")
+    return f"it has {has}: the first line of a csv file names its columns, such as `prompt`" if columns else ""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnUse:
     """A column at the place where the program uses it."""

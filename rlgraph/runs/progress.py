@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlgraph.errors import count_phrase, escape_controls
 from rlgraph.ir.graph import Node
+from rlgraph.ops import NODES, model_of
 from rlgraph.runs.events import (
     EventReader,
     Note,
@@ -210,7 +211,9 @@ class LinesDisplay(CountingDisplay):
 
     def work_started(self, event: WorkStarted) -> None:
         self._node_began_s[event.node.name, event.pool] = self.now()
-        self._while_it_goes_on(work_name(event.node))
+        # The rest is done at once, and has names that no program has.
+        if model_of(event.node) or NODES[event.node.op].foreign:
+            self._while_it_goes_on(work_name(event.node))
 
     def work_progress(self, event: WorkProgress) -> None:
         now = self.now()

@@ -458,8 +458,7 @@ class Hand:
             if self.finished or turn + 1 == turns:
                 break
             if len(self.tokens) - start + len(observation) >= most:
-                self.finished = True  # what is cut off could not be answered
-                break
+                break  # What is cut off could not be answered; the environment has not ended it.
             self.read(observation)
 
     def read(self, text: str) -> None:

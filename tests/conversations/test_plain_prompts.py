@@ -151,6 +151,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
             "`<image>` in row 1 of `rows` stands for what is in `images`",
         ),
         (ENDED, [{"prompt": [user("Close <image>.")]}], ASK, ""),
+        (ENDED, [{"prompt": [user("a")], "images": ["a.png"]}], ASK, "the column `images` of `rows` has pictures"),
+        (ENDED, [{"prompt": [user("a")], "images": [], "image": "sepia", "page": "a.png"}], ASK, ""),
         (ENDED, [{"prompt": [user("a")], "system": "Be brief."}], ASK, "`system` of row 0 of `rows` is not read with"),
         (ENDED, [{"prompt": [{"role": "system", "content": "Be brief."}, user("a")], "system": "Be brief."}], ASK, ""),
         (ENDED, [{"messages": [user("a"), {**says("b"), "thinking": "c"}]}], LEARN, "the `thinking` of message 2"),
@@ -162,3 +164,36 @@ def test_what_a_model_does_not_read_is_told(
 ) -> None:
     found = warnings(tmp_path, template, rows, line)
     assert [bool(re.match(rf"warning\[W0525\]: .*{said}", note)) for note in found] == [True] * bool(said)
+
+
+DATED = (
+    ENDED + "{{ date_string if date_string is defined else strftime_now('%d %b %Y') if messages | length > 1 else '' }}"
+)
+ANSWERED = [{"messages": [user("a"), says("b")]}]
+TRAINED = f"{LEARN}\n    train actor(lr=1e-3):\n        minimize -mean(actor.logprobs(rollout))"
+MARKED = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "rows", "line", "said"),
+    [
+        (DATED, [{"prompt": [user("a"), says("b"), user("c")]}], ASK, "W0526"),
+        (DATED, [{"prompt": [user("a"), says("b"), user("c")]}], f"{ASK}  # allow W0526", ""),
+        (DATED, [CHAT], ASK, ""),
+        (DATED, ANSWERED, LEARN, "W0526"),
+        (f"{{% set date_string = '1 May' %}}{DATED}", [{"prompt": [user("a"), user("b")]}], ASK, ""),
+        (ENDED, ANSWERED, TRAINED, ""),
+        (OTHERS.replace("[end]", "\n"), ANSWERED, TRAINED, "W0527"),
+        (OTHERS.replace("[end]", "\n"), ANSWERED, LEARN, ""),
+        (OTHERS.replace("[end]", "\n"), [{"prompt": [user("a")], "completion": "b"}], TRAINED, ""),
+        (MARKED, ANSWERED, TRAINED, "W0527"),
+        (MARKED.replace("{{ eos_token }}", "").replace("content", "content + eos_token"), ANSWERED, TRAINED, ""),
+    ],
+)
+def test_templates_that_write_the_date_or_no_end(
+    template: str, rows: list[dict[str, Any]], line: str, said: str, tmp_path: Path
+) -> None:
+    """What a model learns of a conversation has an end, in the template's marks too; a date is found where a
+    conversation comes to it."""
+    found = warnings(tmp_path, template, rows, line)
+    assert [note[:14] for note in found] == [f"warning[{said}]"] * bool(said)

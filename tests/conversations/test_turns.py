@@ -214,7 +214,7 @@ def test_an_end_that_was_sampled_is_not_written_again() -> None:
     growing.check_special_tokens()
     left = growing.tokens_left(1000)
     growing.add_observation("x" * left, 1000)
-    assert growing.over and growing.tokens_left(1000) == 0 and len(growing.replies) == 2
+    assert growing.full and not growing.over and growing.tokens_left(1000) == 0 and len(growing.replies) == 2
 
 
 def test_a_token_keeps_the_experts_that_it_was_first_read_with() -> None:

@@ -319,3 +319,27 @@ def test_what_objects_hold_has_to_fit_its_use(use: str, row: Mapping[str, Any], 
 
 def test_objects_of_unknown_names_are_not_judged() -> None:
     assert not said("report a = mean(r.extra_info.x.y + 1)", {"extra_info": {str(n): n for n in range(300)}})
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (("instruction", "input", "output"), 'name both: `user("{q.instruction}\\n{q.input}")`'),
+        (("id", "question", "answer"), "name the column: `q.question`"),
+        (("system", "conversations"), "name the column: `q.conversations`"),
+        (("goal", "answer"), "name the column: `q.goal`"),
+        (("my goal",), "it has `my goal`: the first line of a csv file names its columns, such as `prompt`"),
+    ],
+)
+def test_prompts_that_are_called_otherwise_are_named(names: tuple[str, ...], hint: str) -> None:
+    """By the names that people publish them under; a question of two columns by both."""
+    looked = ColumnInspector(str)
+    looked.add_row(dict.fromkeys(names, "a"), 1)
+    with pytest.raises(ProgramError) as refused:
+        check(Source("p.rlf", HEAD.replace("DTYPE", "")), columns=lambda _: looked.columns())
+    assert refused.value.diagnostics[0].hint == hint
+    if hint.startswith("name"):
+        asked = hint.partition("`")[2].removesuffix("`")
+        check(
+            Source("p.rlf", HEAD.replace("DTYPE", "").replace("(q,", f"({asked},")), columns=lambda _: looked.columns()
+        )

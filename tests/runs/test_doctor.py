@@ -15,7 +15,7 @@ from rlgraph.errors import NO_SPAN, Diagnostic
 from rlgraph.runs.doctor import machine
 from rlgraph.runs.doctor.finding import Finding, finding_of
 from rlgraph.runs.doctor.machine import disk_finding, hub_findings, shared_memory_findings
-from rlgraph.runs.doctor.packages import package_findings
+from rlgraph.runs.doctor.packages import installed_version, package_findings
 from tests.gguf_file import write
 
 CHAT = """\
@@ -184,6 +184,15 @@ def test_settings_need_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # Machines
+
+
+def test_a_build_for_a_device_is_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "sampler_of_rows_cpu-3.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sampler-of-rows-cpu\nVersion: 3.1\n")
+    assert installed_version("sampler-of-rows") is None
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version("sampler-of-rows") == "3.1"
 
 
 def test_packages_by_extra() -> None:

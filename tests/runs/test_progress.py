@@ -60,6 +60,20 @@ def test_without_a_terminal_a_line_tells_every_so_often_what_a_step_does() -> No
     ]
 
 
+def test_a_line_names_no_work_that_is_done_at_once() -> None:
+    """What a user waits for are models, functions and environments; a column or a sum has a name of ours."""
+    clock, stream = Clock(), io.StringIO()
+    lines = LinesDisplay(stream, clock)
+    watch = RunObserver(lines, InterruptHandler(lines))
+    watch.run_started({"step": 3}, 0)
+    clock.seconds = 40
+    for op in ("column", "size", "tensor"):
+        watch.node_started(Node(op, outputs=SAMPLE.outputs))
+    assert stream.getvalue() == ""
+    watch.node_started(Node("call", outputs=(Value("score", StateHandle("buffer", "score")),)))
+    assert stream.getvalue() == "step 1/3  call score  40 s\n"
+
+
 def test_a_time_is_short() -> None:
     assert [format_duration(seconds) for seconds in (4.4, 99, 150, 5999, 9000)] == [
         "4 s",

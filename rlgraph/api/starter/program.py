@@ -21,8 +21,8 @@ from rlgraph.ops.shared_base_models import changed_models
 LORA = "lora(rank=16, alpha=32)"
 LEARNING_RATE = "2e-4"
 """That of adapters: weights themselves take a hundredth of it."""
-LARGEST: Mapping[str, int] = {"batch": 8, "n": 8, "parts": 4, "max_tokens": 16, "max_turns": 2}
-"""The most of each option, so that a step takes seconds on two cores."""
+LARGEST: Mapping[str, int] = {"batch": 8, "n": 8, "parts": 4, "max_tokens": 16, "max_turns": 2, "steps": 4}
+"""The most of each option, so that a step takes seconds on two cores, and phases before the first one minutes."""
 JUDGE = (
     'random("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,\n'
     "    num_key_value_heads=2, max_position_embeddings=512, tokenizer=bytes())"
@@ -54,11 +54,16 @@ class _Edits:
         self.changes: dict[tuple[int, int], tuple[int, str]] = {}
         self.sources: dict[str, str] = {}
         """The params that are sources of models, and what they became."""
+        self.judges: dict[str, str] = {}
+        """What each source of a model that only scores became, by its text."""
         for item in self._declarations("model"):
             self._model(item)
         for word, file in (("data", "{}.jsonl"), ("func", "rewards.py:{}"), ("env", "envs.py:{}")):
             for item in self._declarations(word):
                 self._outside(item, word, file)
+        for phase in (item for item in self.file.declarations if isinstance(item, tree.Phase)):
+            for option in phase.options:
+                self._lower(option)
         for statement in self._statements():
             self._statement(statement)
 
@@ -90,6 +95,11 @@ class _Edits:
     def _offset(self, line: int, column: int) -> int:
         return sum(map(len, self.source.text.splitlines(keepends=True)[: line - 1])) + column - 1
 
+    def _judge(self, source: str) -> str:
+        """Return the source of a judge in the place of another: those of several are not the same."""
+        seed = f", seed={len(self.judges)}" if self.judges else ""
+        return self.judges.setdefault(source, f"{JUDGE.removesuffix(')')}{seed})")
+
     def _model(self, item: tree.Declaration) -> None:
         """Give a model that is no copy another source, a judge a template, and adapters to what is trained."""
         declared = next((model for model in self.program.models if model.name == item.name), None)
@@ -99,8 +109,8 @@ class _Edits:
             part for part in _parts(item.value) if isinstance(part, tree.Call) and _called(part) == declared.kind
         )
         judges = item.name in self.needs.judges
-        wanted = JUDGE if judges else self.model
         place = call.args[0]
+        wanted = self._judge(place.span.covered_text) if judges else self.model
         if isinstance(place, tree.Name) and self.sources.setdefault(place.id, wanted) == wanted:
             place = self.params[place.id]
         self._replace(place.span, wanted)

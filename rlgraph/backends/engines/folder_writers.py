@@ -10,15 +10,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlgraph.backends.engines.sources import (
-    ModelSpec,
-    allow_save_on_any_rank,
-    load,
-    load_codec,
-    model_without_weights,
-    quiet_transformers,
-    save_config,
-)
+from rlgraph.backends.engines.model_files import write_config, write_model
+from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, model_without_weights, quiet_transformers
 from rlgraph.backends.engines.weights import tensors_for_file
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.configs import find_config
@@ -49,9 +42,7 @@ class AdapterFolder:
         with quiet_transformers():
             if made:
                 loaded = load(replace(self._spec, adapters=None))
-                with allow_save_on_any_rank(loaded.model):
-                    loaded.model.save_pretrained(base)
-                loaded.codec.save(base)
+                write_model(loaded.model, loaded.codec, base)
             save(model_without_weights(self._spec), self._tensors, self._adapters, self._spec.kind, base, self._folder)
         load_codec(self._spec).save(self._folder)
 
@@ -65,7 +56,7 @@ class ModelFolder:
         self._files: dict[str, str] = {}
         self._size = 0
         folder.mkdir(parents=True, exist_ok=True)
-        save_config(spec, folder)
+        write_config(spec, folder)
         self._family = str((find_config(str(folder)) or {}).get("model_type", ""))
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
@@ -81,10 +72,9 @@ class ModelFolder:
         self._size += sum(tensor.nbytes for tensor in tensors.values())
 
     def close(self) -> None:
-        """Write the index of the files, and the tokenizer."""
+        """Write the index of the files."""
         index = {"metadata": {"total_size": self._size}, "weight_map": self._files}
         (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-        load_codec(self._spec).save(self._folder)
 
 
 def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

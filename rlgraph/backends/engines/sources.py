@@ -17,11 +17,14 @@ import torch
 
 from rlgraph.backends.engines.chat import ChatOptions
 from rlgraph.backends.engines.errors import EngineError, HubError, MissingHead, first_line
+from rlgraph.backends.engines.pieces import NO_ROW
 from rlgraph.backends.engines.tokenizers import Codec, TokenizerSpec, build_tokenizer
 from rlgraph.catalog.models import hub_availability
 from rlgraph.catalog.models.adapters import Adapters
 from rlgraph.catalog.models.config_shape import max_row_tokens
+from rlgraph.catalog.models.configs import find_config
 from rlgraph.catalog.models.families import ModelKind
+from rlgraph.catalog.models.shape import UnsupportedModel
 from rlgraph.errors import closest_match, quoted_list
 
 # transformers' models take seconds to import, and neither the controller of a cluster nor a worker for the user's
@@ -108,7 +111,6 @@ def load(spec: ModelSpec, device: str = "cpu") -> LoadedModel:
             model = model.to(dtype)  # type: ignore[arg-type]  # transformers' decorator hides its types
         else:
             model, new = _pretrained(spec.kind, spec.source, dtype)
-            _check_vocabulary(codec, model)
             if spec.needs_saved_head and {*_head(model)} <= {*new}:
                 raise MissingHead(spec.kind, spec.source)
     if spec.adapters is not None:
@@ -142,11 +144,14 @@ def load_codec(spec: ModelSpec) -> Codec:
             # Where a folder has no files of a tokenizer, transformers makes one of the family that knows no text.
             message = f"the folder {chosen!r} has no tokenizer: what is there knows no tokens"
             raise EngineError(message, _COPY_TOKENIZER)
-        return Codec(tokenizer, spec.chat)
+        codec = Codec(tokenizer, spec.chat)
+    if isinstance(spec.source, str):
+        _fit_vocabulary(codec, spec.source)
+    return codec
 
 
-def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
-    """Return the tokens that end a response, from the model's files alone."""
+def text_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
+    """Return the tokens that end a text, from the model's files alone."""
     of_model = None
     if isinstance(spec.source, str):
         from transformers import GenerationConfig
@@ -154,7 +159,7 @@ def response_end_ids(spec: ModelSpec, codec: Codec) -> tuple[int, ...]:
         # Many have no such file. Hubs and disks fail in ways of their own, of which loading the model tells.
         with quiet_transformers(), suppress(Exception):
             of_model = GenerationConfig.from_pretrained(spec.source).eos_token_id
-    return codec.end_token_ids(of_model)
+    return codec.text_end_ids(of_model)
 
 
 def max_positions(spec: ModelSpec) -> int | None:
@@ -189,16 +194,6 @@ def model_without_weights(spec: ModelSpec) -> PreTrainedModel:
             config = _read(spec.source, "model", AutoConfig, **labels)
         model: PreTrainedModel = _auto(spec.kind).from_config(config, dtype=dtype_of(spec))
     return model
-
-
-def save_config(spec: ModelSpec, folder: str | Path) -> None:
-    """Write the configuration of a model into a folder, without its weights."""
-    model = model_without_weights(spec)
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(str(folder))
-    settings = getattr(model, "generation_config", None)
-    if settings is not None:
-        settings.save_pretrained(str(folder))
 
 
 def _auto(kind: ModelKind) -> Any:
@@ -239,14 +234,24 @@ def _pretrained(kind: ModelKind, source: str, dtype: torch.dtype) -> tuple[PreTr
     return model, new
 
 
-def _check_vocabulary(codec: Codec, model: PreTrainedModel) -> None:
-    """Raise EngineError for a tokenizer that makes tokens which a model does not have. Those that were added to it may
-    lie outside: a text model of a family that sees has no row for the token of a picture."""
-    embeddings: Any = model.get_input_embeddings()
-    rows, tokens = len(embeddings.weight), codec.tokenizer.vocab_size
+def _fit_vocabulary(codec: Codec, source: str) -> None:
+    """Raise EngineError for a tokenizer whose tokens the model of a source does not have. Those that were added to it
+    may lie outside, as a text model of a family that sees has no row for the token of a picture: they are refused where
+    a row has them."""
+    config: Mapping[str, Any] = {}
+    with suppress(UnsupportedModel):  # Loading the model tells of it.
+        config = find_config(source) or {}
+    rows = (config.get("text_config") or {}).get("vocab_size", config.get("vocab_size"))
+    if not isinstance(rows, int) or len(codec.tokenizer) <= rows:
+        return
+    tokens = codec.tokenizer.vocab_size
     if tokens > rows:
         message = f"its tokenizer has {tokens:,} tokens, and the model {rows:,}: it is another model's"
         raise EngineError(message, _COPY_TOKENIZER)
+    if codec.eos_id is not None and codec.eos_id >= rows:
+        message = f"its tokenizer ends a text with token {codec.eos_id:,}, and the model has rows for {rows:,} tokens"
+        raise EngineError(message, NO_ROW)
+    codec.rows = rows
 
 
 def _head(model: PreTrainedModel) -> list[str]:
@@ -260,7 +265,8 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     files = {"config.json", f"{what}_config.json"}
     is_folder = os.path.isdir(source)
     if is_folder and not any(os.path.exists(os.path.join(source, name)) for name in files):
-        raise EngineError(f"the folder {source!r} holds no {what}: it has no config.json")
+        missing = "model" if what == "model" else f"model, nor a {what}"
+        raise EngineError(f"the folder {source!r} holds no {missing}: it has no config.json", _models_below(source))
     place = "in the folder" if is_folder else "as a local folder or on the Hugging Face hub"
     try:
         path = source if is_folder else hub_availability.readable_source(source)
@@ -271,14 +277,26 @@ def _read(source: str, what: str, reader: Any, **options: Any) -> Any:
     # Files from elsewhere can make the code that reads them fail in any way.
     except Exception as error:
         message = f"cannot load the {what} {source!r} {place}: {_explain(error, source)}"
+        hint = _COPY_TOKENIZER if what == "tokenizer" else ""
         raise (
-            EngineError(message) if is_folder else HubError(message, hub_availability.loading_hint(source))
+            EngineError(message, hint) if is_folder else HubError(message, hub_availability.loading_hint(source))
         ) from error
+
+
+def _models_below(folder: str) -> str:
+    """Return where models are in the folder of a run, of a trainer or of a package; empty where there are none."""
+    names = ("config.json", "adapter_config.json", "*.gguf")
+    below = (found for depth in ("", "*/", "*/*/") for name in names for found in Path(folder).glob(f"{depth}{name}"))
+    models = sorted({f'gguf("{path}")' if path.suffix == ".gguf" else str(path.parent) for path in below})
+    more = f" and {len(models) - 3} more" if len(models) > 3 else ""
+    return f"models in it: {', '.join(f'`{model}`' for model in models[:3])}{more}" if models else ""
 
 
 def _explain(error: Exception, source: str) -> str:
     if "trust_remote_code" in str(error):
         return "it is computed by Python code of its own, which is never run"
+    if "Couldn't instantiate the backend tokenizer" in str(error):
+        return "it has no tokenizer.json, nor what one could be made from"
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
     if os.path.isdir(source) and not any(name.endswith(".safetensors") for name in os.listdir(source)):
@@ -363,15 +381,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def allow_save_on_any_rank(model: PreTrainedModel) -> Iterator[None]:
-    """Make a model save on any rank: where processes are ranks of torch's, transformers writes on the first one alone,
-    which may be gone."""
-    attributes: dict[str, object] = model.__dict__
-    attributes["should_save_on_this_rank"] = lambda is_main_process: is_main_process
-    try:
-        yield
-    finally:
-        del attributes["should_save_on_this_rank"]

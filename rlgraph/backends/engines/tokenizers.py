@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from rlgraph.backends.engines.chat import (
 )
 from rlgraph.backends.engines.errors import EngineError
 from rlgraph.backends.engines.left_out import left_out_parts
-from rlgraph.backends.engines.pieces import encode_pieces
+from rlgraph.backends.engines.pieces import beginning_tokens, encode_pieces, refuse_surrogates, refuse_unknown_tokens
 from rlgraph.backends.engines.stop_texts import StopTexts, find_stop_texts
 from rlgraph.backends.engines.turns import (
     ANSWER,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 """The special tokens of a built tokenizer: ids 0, 1 and 2."""
 
-
+_AS_WRITTEN: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+"""Some tokenizers are told to take blanks out of the text of their tokens, before a full stop for example."""
 MOST_ENDS = 16
 """More special tokens than a tokenizer puts around a text."""
 
@@ -111,9 +113,10 @@ class Codec:
         self._stop_texts: dict[tuple[str, ...], StopTexts | None] = {}
         self._written: set[str] = set()
         """The roles of replies that the chat template is known to write."""
-        self._end: list[int] | None = None
         self.chat = chat or ChatOptions()
         """How conversations are written."""
+        self.rows: int | None = None
+        """How many tokens the model has rows for, where the tokenizer makes others."""
         if self.chat.template is not None:
             tokenizer.chat_template = self.chat.template
         check_options(tokenizer, self.chat)
@@ -123,10 +126,16 @@ class Codec:
         """The token that ends a text."""
         return _token_id(self.tokenizer.eos_token_id)
 
-    def end_token_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
-        """Return the tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+    def text_end_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a text: the tokenizer's, and those of the model's generation settings."""
         model_ids = [of_model] if isinstance(of_model, int) else of_model or []
         return tuple(sorted({*model_ids, *([] if self.eos_id is None else [self.eos_id])}))
+
+    def end_token_ids(self, of_model: int | Sequence[int] | None) -> tuple[int, ...]:
+        """Return the tokens that end a response: those that end a text, and the one with which the chat template ends
+        an answer, which a base model does not name."""
+        ends = special_tokens_in(self.tokenizer, self.end_of_answer)[:1]
+        return tuple(sorted({*self.text_end_ids(of_model), *ends}))
 
     @property
     def pad_id(self) -> int:
@@ -146,8 +155,8 @@ class Codec:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the tokens of a prompt: a text with the special tokens the tokenizer itself adds, or messages by the
-        chat template. tools, options: what the template is given for this row alone."""
+        """Return the tokens of a prompt: a text behind the special tokens that the tokenizer begins texts with, or
+        messages by the chat template. tools, options: what the template is given for this row alone."""
         return self._encode(self._prompt_pieces(prompt, tools, options), begins=isinstance(prompt, str))[0]
 
     def prompt_text(
@@ -194,17 +203,16 @@ class Codec:
             self._written |= roles
         return self._encode(hidden.split_pieces([TextPiece(text)]))[0]
 
+    @cached_property
     def end_of_answer(self) -> list[int]:
-        """Return the tokens that the chat template puts behind an answer that ends a conversation; nothing where there
-        is no template, or none that writes a plain question and its answer."""
-        if self._end is None:
-            asked = [{"role": "user", "content": "?"}, ANSWER]
-            try:
-                text = text_behind_answer(make_conversation(self.tokenizer, self.chat, asked)[0])
-            except EngineError:
-                text = ""
-            self._end = self._encode([TextPiece(text)])[0] if text else []
-        return self._end
+        """The tokens that the chat template puts behind an answer that ends a conversation; none where there is no
+        template, or none that writes a plain question and its answer."""
+        asked = [{"role": "user", "content": "?"}, ANSWER]
+        try:
+            text = text_behind_answer(make_conversation(self.tokenizer, self.chat, asked)[0])
+            return self._encode([TextPiece(text)])[0]
+        except EngineError:
+            return []
 
     def check_episode(
         self,
@@ -295,20 +303,29 @@ class Codec:
 
     def _encode(self, pieces: Sequence[TextPiece], *, begins: bool = False) -> tuple[list[int], list[bool]]:
         try:
-            return encode_pieces(self.tokenizer, pieces, begins=begins)
+            ids, learned = encode_pieces(self.tokenizer, pieces, begin=self._begin if begins else ())
+            refuse_unknown_tokens(self.tokenizer, ids, self.rows)
+            return ids, learned
         except (TypeError, UnicodeError):
             for piece in pieces:
-                _refuse_surrogates(piece.text)
+                refuse_surrogates(piece.text)
             raise
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        return beginning_tokens(self.tokenizer)
 
     def prompt_lengths(self, prompts: Sequence[Content]) -> list[int]:
         """Return how many tokens each prompt has; texts are encoded many at a time."""
-        if not all(isinstance(prompt, str) for prompt in prompts):
+        if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             return [len(self.encode_prompt(prompt)) for prompt in prompts]
+        literal = {"split_special_tokens": True} if self.chat.special_tokens is False else {}
         try:
-            return list(map(len, self.tokenizer(list(prompts))["input_ids"])) if prompts else []
+            texts: Any = self.tokenizer(list(prompts), add_special_tokens=False, **literal)["input_ids"]
         except UnicodeError as error:
             raise EngineError(str(error)) from None
+        size = len(self._begin)
+        return [len(ids) + size * (ids[:size] != self._begin) for ids in texts]
 
     @property
     def max_tokens_per_byte(self) -> int:
@@ -322,13 +339,12 @@ class Codec:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the tokens of a text and nothing else: what a user or an environment adds to a row."""
-        return self._tokens(text, add_special_tokens=False)
-
-    def _tokens(self, text: str, **options: bool) -> list[int]:
         try:
-            return list(self.tokenizer(text, **options)["input_ids"])
+            ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            refuse_unknown_tokens(self.tokenizer, ids, self.rows)
+            return ids
         except (TypeError, UnicodeError):
-            _refuse_surrogates(text)
+            refuse_surrogates(text)
             raise
 
     def stop_texts(self, texts: tuple[str, ...]) -> StopTexts | None:
@@ -347,13 +363,12 @@ class Codec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, **_AS_WRITTEN))
 
     def decode_with_special(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, with special tokens but for the one that ends it."""
-        special = set(special_tokens_in(self.tokenizer, ids[-1:]))
-        kept = ids[:-1] if ids and ids[-1] in special else ids
-        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False))
+        kept = ids[:-1] if special_tokens_in(self.tokenizer, ids[-1:]) else ids
+        return str(self.tokenizer.decode(list(kept), skip_special_tokens=False, **_AS_WRITTEN))
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files into a model folder."""
@@ -379,12 +394,6 @@ def _pieces(text: str, turns: Sequence[tuple[int, int]]) -> list[TextPiece]:
         pieces += [TextPiece(text[done:start]), TextPiece(text[start:end], learned=True)]
         done = end
     return [piece for piece in [*pieces, TextPiece(text[done:])] if piece.text]
-
-
-def _refuse_surrogates(text: str) -> None:
-    """Raise EngineError for a text with half a character."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise EngineError(f"{text!r:.60} has half of a surrogate pair, which is no character")
 
 
 def _token_id(value: object) -> int | None:

@@ -258,7 +258,7 @@ class AgentTree:
             line.add_observation(request.prompt[len(parent.text) :].removeprefix(parent.tail), self.most_tokens)
         else:
             line.observe_tokens(self._known(request.prompt[len(line.tokens) :]), self.most_tokens)
-        if line.over:
+        if line.full:
             message = f"there is no room for it: an episode has {count_phrase(self.most_tokens, 'token')}, `max_tokens`"
             raise RequestRefused(f"{message} of its `interact`", _NO_ROOM)
         return line

@@ -22,7 +22,7 @@ def with_ends_of_answers(
     pieces: they are made of pieces, of which only an answer that came to its end is ended; longest: the tokens that a
     row may have, beyond which nothing is put.
     """
-    end = codec.end_of_answer() if any(not isinstance(prompt_of(prompt), str) for prompt in prompts) else []
+    end = codec.end_of_answer if any(not isinstance(prompt_of(prompt), str) for prompt in prompts) else []
     if not end:
         return sequences
     rows, flags = sequences.rows(), sequences.scored_by_row()

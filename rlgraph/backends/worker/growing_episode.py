@@ -68,6 +68,9 @@ class GrowingEpisode:
         """The experts of the tokens up to the last action, as `Sequences.routes`; None where they are not kept."""
         self.rewards: list[float] = []
         self.over = False
+        """Whether the environment has ended it."""
+        self.full = False
+        """Whether there was no room for what came next."""
 
     def add_first_observation(self, said: Observation) -> None:
         """Add the first observation: messages continue those of the prompt, before the model's turn is opened."""
@@ -136,7 +139,7 @@ class GrowingEpisode:
             piece = self._encoded(lambda: self.codec.encode_between_answers(asked, replies, *self.given))
             behind = without_end_of_turn(piece, self.tokens)
         if len(behind) >= self.tokens_left(most):
-            self.over = True
+            self.full = True
             return
         self._said = _text_of(said)
         self.replies = replies
@@ -146,7 +149,7 @@ class GrowingEpisode:
     def observe_tokens(self, ids: Sequence[int], most: int) -> None:
         """Add tokens that others than the model wrote, as `observe` adds a text."""
         if len(ids) >= self.tokens_left(most):
-            self.over = True
+            self.full = True
             return
         self._said = self.codec.decode(list(ids))
         self._add(list(ids))
@@ -166,8 +169,8 @@ class GrowingEpisode:
             self._encoded(lambda: self.codec.check_episode(self.written, asked, self.replies, *self.given))
 
     def tokens_left(self, most: int) -> int:
-        """Return how many tokens may still come; none when it is over."""
-        return 0 if self.over else most - (len(self.tokens) - self.prompt)
+        """Return how many tokens may still come; none when it is over, or full."""
+        return 0 if self.over or self.full else most - (len(self.tokens) - self.prompt)
 
     def _add(self, ids: list[int]) -> None:
         """Add tokens that carry no loss."""

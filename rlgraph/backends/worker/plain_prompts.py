@@ -11,7 +11,7 @@ from typing import Any
 
 from rlgraph.backends.engines.chat import special_token_texts
 from rlgraph.backends.engines.errors import EngineError
-from rlgraph.backends.engines.sources import response_end_ids
+from rlgraph.backends.engines.sources import text_end_ids
 from rlgraph.backends.engines.tokenizers import Codec
 from rlgraph.backends.worker.prompt_limits import OpenedModel
 from rlgraph.columns import column_at, value_or_none
@@ -83,7 +83,7 @@ def _plain(use: PromptUse, source: DataSource, engine: Any) -> Iterator[Diagnost
     """Yield the warning for the first prompt that is a plain text, if the model chats. engine: has a `codec` and a
     `spec`."""
     codec: Codec = engine.codec
-    if not _may_hold(source, use, "text") or not _chats(codec, response_end_ids(engine.spec, codec)):
+    if not _may_hold(source, use, "text") or not _chats(codec, text_end_ids(engine.spec, codec)):
         return
     marks = _marks(codec)
     for number, row in numbered_rows(source):

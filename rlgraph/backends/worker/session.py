@@ -24,15 +24,14 @@ from rlgraph.backends.step import Step
 from rlgraph.backends.trace_notes import TraceNotes
 from rlgraph.backends.weight_versions import PastWeights, WeightVersions
 from rlgraph.backends.worker.agent_server import AgentServer
+from rlgraph.backends.worker.conversation_warnings import conversation_warnings
 from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
 from rlgraph.backends.worker.environment_trials import try_environments
 from rlgraph.backends.worker.first_failures import FirstFailures
 from rlgraph.backends.worker.function_trials import try_functions
 from rlgraph.backends.worker.model_sources import chat_span, model_spec, source_span
-from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
-from rlgraph.backends.worker.unread_parts import unread_part_warnings
 from rlgraph.catalog.models.missing_heads import missing_head_diagnostic
 from rlgraph.data import BatchReader, Cursor, check_source, open_source
 from rlgraph.dsl.columns import column_misuses
@@ -232,8 +231,7 @@ class Session:
         if problems:
             raise ProgramError(problems)
         limits = prompt_limits(self.program, self.readers, self.models)
-        warnings += plain_prompt_warnings(self.program, self.readers, self.models, self.environments)
-        warnings += unread_part_warnings(self.program, self.readers, self.models, self.environments)
+        warnings += conversation_warnings(self.program, self.readers, self.models, self.environments)
         self.judged = [
             *sentences,
             *(warning.render() for warning in warnings),

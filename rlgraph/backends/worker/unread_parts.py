@@ -32,6 +32,10 @@ from rlgraph.user_code import Environment
 UNREAD_PART = "W0525"
 _MARK = re.compile(r"<([a-z_]+)>")
 """Stands in a text where a picture or a sound of another column belongs: `<image>`."""
+_FILE = re.compile(r"\.(png|jpe?g|webp|gif|bmp|mp4|webm|mp3|wav|flac)$|^data:(image|video|audio)/", re.IGNORECASE)
+"""A text that names a picture or a sound, or is one."""
+_FILES = re.compile(r"(image|picture|photo|video|audio)s?(_?(path|file|url)s?)?")
+"""A column in which such texts are what a model is to see; elsewhere they are texts."""
 _SYSTEM = ("system", "system_prompt")
 """Columns that data have for what the system says before a conversation."""
 _ALLOWED = f"where that is meant, end the line with `# allow {UNREAD_PART}`"
@@ -100,7 +104,7 @@ def _unread(use: PromptUse, rows: Iterator[tuple[int, Row]], codec: Codec) -> It
                     f"write it as a message, `system` and then the others, or leave the column `{column}` out",
                     message,
                 )
-        if place == 0 and (name := next((name for name, value in row.items() if _is_picture(value)), "")):
+        if place == 0 and (name := next((name for name, value in row.items() if _is_picture(value, name)), "")):
             message = f"the column `{name}` of `{use.source}` has pictures or sounds; `{use.model}` reads only texts"
             yield "leave the column out", message
         for messages in (content for content in contents if not isinstance(content, str)):
@@ -164,12 +168,15 @@ def _marked_columns(content: Content, row: Row) -> Iterator[tuple[str, str]]:
             yield from ((f"<{name}>", column) for column in (name, f"{name}s") if row.get(column))
 
 
-def _is_picture(value: Any) -> bool:
-    """Return whether a value is a file as bytes, an object or a list with some, or a picture of Pillow's."""
+def _is_picture(value: Any, name: str) -> bool:
+    """Return whether the value of a column is a file as bytes, an object or a list with some, or a picture of Pillow's;
+    in a column that is called so, also a path."""
     if isinstance(value, Mapping):
-        return any(map(_is_picture, value.values()))
+        return any(_is_picture(held, name) for held in value.values())
     if isinstance(value, list | tuple):
-        return bool(value) and _is_picture(value[0])
+        return bool(value) and _is_picture(value[0], name)
+    if isinstance(value, str):
+        return bool(_FILES.fullmatch(name) and _FILE.search(value))
     if isinstance(value, bytes | bytearray):
         return True
     return value_kind(value) == "other" and hasattr(value, "tobytes") and hasattr(value, "mode")

@@ -16,10 +16,12 @@ _PATHS = ("/", "./", "../", "~")
 
 
 def absent_model_warnings(program: Program, folders: SearchFolders) -> Iterator[Diagnostic]:
-    """Yield a warning for each model whose file or folder is not here; it may be where the program runs. A name that
-    could be one of the hub is not looked for."""
+    """Yield a warning for each file or folder of models that is not here; it may be where the program runs. A name
+    that could be one of the hub is not looked for."""
+    told = set[str]()
     for model in program.models:
-        if not model.copy_of and (found := _absent(model, folders)):
+        if not model.copy_of and str(model.source) not in told and (found := _absent(model, folders)):
+            told.add(str(model.source))
             yield found
 
 

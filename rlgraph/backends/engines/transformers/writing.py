@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlgraph.backends.engines.adapters import base_location, is_adapter, save
-from rlgraph.backends.engines.sources import ModelSpec, allow_save_on_any_rank, quiet_transformers
+from rlgraph.backends.engines.model_files import write_model
+from rlgraph.backends.engines.sources import ModelSpec, quiet_transformers
 from rlgraph.backends.engines.tokenizers import Codec
 
 
@@ -23,13 +24,13 @@ def save_model(
 ) -> None:
     """Write model and tokenizer as a folder that `from_pretrained` and a model source can read; for a model with
     adapters only these, as PEFT does. held: all its tensors, wherever they are now. tensors: those that travel."""
-    with quiet_transformers(), allow_save_on_any_rank(model):
+    with quiet_transformers():
         if spec.adapters is None:
-            model.save_pretrained(str(folder), state_dict=dict(held))
+            write_model(model, codec, folder, state_dict=dict(held))
         else:
             base = _base(model, held, spec, codec, folder)
             save(model, tensors, spec.adapters, spec.kind, base, folder)
-        codec.save(folder)
+            codec.save(folder)
 
 
 def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, codec: Codec, folder: Path) -> str:
@@ -37,6 +38,5 @@ def _base(model: PreTrainedModel, held: Mapping[str, Tensor], spec: ModelSpec, c
     base, writes_base = base_location(spec.source, folder)
     if writes_base:
         weights = {name: tensor for name, tensor in held.items() if not is_adapter(name)}
-        model.save_pretrained(base, state_dict=weights)
-        codec.save(base)
+        write_model(model, codec, base, state_dict=weights)
     return base
