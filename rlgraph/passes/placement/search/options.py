@@ -188,30 +188,37 @@ class Options(MadeOptions):
     def options_of_strategy(self, component: Component, strategy: Strategy, most: int) -> list[Option]:
         """Return the options of a strategy, where there is room for so many replicas. Of numbers of replicas that a
         device has no room for none is made."""
-        fit = usable_device_bytes(strategy.deployment.island, self.constants)
-        return get_or_compute(
-            self._fitting,
-            (strategy, most),
-            lambda: [
+
+        def fitting_options() -> list[Option]:
+            fit = usable_device_bytes(strategy.deployment.island, self.constants)
+            return [
                 option
                 for copies in self.counts.replica_counts(component, strategy, most)
                 if strategy.least_peak(copies) <= fit
                 for option in self.options_of_replica_count(component, strategy, copies)
-            ],
-        )
+            ]
+
+        return get_or_compute(self._fitting, (strategy, most), fitting_options)
 
     def options_within(self, component: Component, own: list[Strategy], most: int, limit: Limit) -> Iterator[Option]:
         """Yield those options of the strategies of one split that take no longer than the limit allows. Of strategies
         none of whose options does, none is made."""
         often = [self.tasks[number].repetitions for number in component.tasks]
+        limited, alone = limit.value < math.inf, not limit.dollars and not limit.shares
         for strategy in own if most else ():
-            if limit.value < math.inf:
+            if limited:
                 once = strategy.least_task_seconds(most, limit.shares)
                 if limit.seconds_left_of(sum(map(mul, once, often)), 1) <= 0:
                     continue
-            for option in self.options_of_strategy(component, strategy, most):
-                if limit.seconds_left(option) > 0:
-                    yield option
+            options = self.options_of_strategy(component, strategy, most)
+            if not limited:
+                yield from options
+            elif alone:
+                # As below, without a call for each.
+                allowed = limit.value - limit.besides_s
+                yield from [option for option in options if option.total < allowed]
+            else:
+                yield from [option for option in options if limit.seconds_left(option) > 0]
 
     def quick_task_seconds(
         self, component: Component, island: NodeGroup, devices: int, shares: bool
