@@ -22,7 +22,7 @@ from rlgraph.passes.placement.search.weight_transfer_keys import weight_transfer
 FASTER = 0.9
 """The share of the trainers' own seconds that separate readers may take to be worth weights of their own."""
 
-LIGHTER = 1 / 128
+LIGHTER = 1 / 1024
 """The share of a device's memory by which a reader has to need less than a faster one to be tried beside it: of a model
 with experts, which has many splits, each would be tried with hundreds of ways to train."""
 
