@@ -112,7 +112,7 @@ class GraphRun:
 
     def advance_task(self, task: Task) -> bool:
         """Fire a task on a block if there is one."""
-        if task.finished or any(not reader.finished for reader in task.fires_after):
+        if task.finished or task.fires_after and any(not reader.finished for reader in task.fires_after):
             return False
         if not self.may_change_models and task.changes_a_model:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,7 @@ class StepCounts:
     that the step trains."""
     trained: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """For each table the numbers of the rows that something was trained on, of each request."""
-    sent: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    sent: defaultdict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
     """For each value and group the numbers of the rows that have come there."""
 
 
@@ -66,10 +66,14 @@ class StepCounters:
 
     def take_unsent_rows(self, value: FakeRows, order: NodeRequest) -> FakeRows:
         """Return the rows that the group does not have yet; now it has them."""
-        sent, key = self.counts_of_step(order.step).sent, (value.name, order.group.name)
-        earlier = sent.get(key, no_row_numbers())
-        new_rows = value.pick(~np.isin(value.numbers, earlier))
-        sent[key] = np.concatenate([earlier, new_rows.numbers])
+        sent, numbers = self.counts_of_step(order.step).sent[value.name, order.group.name], value.numbers.tolist()
+        if sent.isdisjoint(numbers):
+            new_rows = value
+        elif sent.issuperset(numbers):
+            new_rows = value.pick(no_row_numbers())
+        else:
+            new_rows = value.pick(np.fromiter((number not in sent for number in numbers), bool, len(numbers)))
+        sent.update(numbers)
         return new_rows
 
     def pop_step_totals(self, step: Step) -> dict[str, float]:

@@ -190,12 +190,13 @@ class Options(MadeOptions):
         device has no room for none is made."""
 
         def fitting_options() -> list[Option]:
+            numbers = self.counts.replica_counts(component, strategy, most)
             fit = usable_device_bytes(strategy.deployment.island, self.constants)
+            # Fewer replicas mostly need more: where the fewest have room the others are not asked.
+            if numbers and strategy.least_peak(min(numbers)) > fit:
+                numbers = [copies for copies in numbers if strategy.least_peak(copies) <= fit]
             return [
-                option
-                for copies in self.counts.replica_counts(component, strategy, most)
-                if strategy.least_peak(copies) <= fit
-                for option in self.options_of_replica_count(component, strategy, copies)
+                option for copies in numbers for option in self.options_of_replica_count(component, strategy, copies)
             ]
 
         return get_or_compute(self._fitting, (strategy, most), fitting_options)
