@@ -71,10 +71,12 @@ def evaluate_change(
             known=known,
             control=other.question.control,
             most_nodes=other.question.most_nodes,
+            near=True,
         ).run_or_time_out()
     except OutOfTime:
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
-    if best is not None and known is not None and best.options is known.options and monotonic() >= ends:
+    ended = other.question.control.stopped or monotonic() >= ends
+    if ended and best is not None and known is not None and best.options is known.options:
         # What is there already was not compared with all others.
         return EvaluatedChange(other.name, other.detail, None, None, -inf, over=True)
     if other.helps and (best is None or best.value >= found.value):

@@ -9,8 +9,8 @@ import pytest
 
 import rlgraph
 from rlgraph.cli import run_command
+from rlgraph.explain import evaluated_change, whatif
 from rlgraph.explain import explain as explaining
-from rlgraph.explain import whatif
 from rlgraph.explain.placement_strategies import OVER
 from rlgraph.passes.placement.search.search import Search
 from tests.interrupting import ctrl_c
@@ -53,7 +53,7 @@ def test_an_explanation_leaves_out_what_was_not_searched(
     program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiled = rlgraph.compile(program, cluster=CLUSTER)
-    whole, make_problem, calls = explaining.explain(compiled), explaining.make_problem, 0
+    whole, make_problem, calls = explaining.explain(compiled), evaluated_change.make_problem, 0
 
     def third(*arguments: object) -> object:
         nonlocal calls
@@ -62,7 +62,7 @@ def test_an_explanation_leaves_out_what_was_not_searched(
             ctrl_c()
         return make_problem(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(explaining, "make_problem", third)
+    monkeypatch.setattr(evaluated_change, "make_problem", third)
     shown = explaining.explain(compiled)
     searched = [change for change in shown.changes if not change.over]
     assert len(searched) == 2 < len(whole.changes) and set(searched) <= set(whole.changes)

@@ -12,7 +12,7 @@ from rlgraph.backends.engines.errors import EngineError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NO_ROW = "`model.resize_token_embeddings(len(tokenizer))` of transformers gives it rows for tokens that were added"
+NO_ROW = "`model.resize_token_embeddings(len(tokenizer))` gives a model rows for tokens that were added"
 
 
 def encode_pieces(

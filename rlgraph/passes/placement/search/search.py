@@ -109,6 +109,7 @@ class Search:
         most_work: Work = UNLIMITED,
         most_nodes: int = 0,
         within: Mapping[Blocks, Box] = MappingProxyType({}),
+        near: bool = False,
     ) -> None:
         """gap: how far from the best plan is near enough, as a share. seconds: the time after which the search ends.
         spare: the share by which a plan that leaves too little memory has to be better than one that does not. ways:
@@ -117,7 +118,9 @@ class Search:
         patience: steps without a gain after which the search ends; steps, not seconds, so that one problem has one
         plan. control: of the searches that end together with this one. most_work: work after
         which it ends with the plan that it has. most_nodes: as `AllocationBoxes` has it. within: for partitions the
-        sizes of their pools among which all plans are that are good enough, as far as that is known."""
+        sizes of their pools among which all plans are that are good enough, as far as that is known. near: the known
+        plan is one of this problem and may be the best: no other is tried before the search, nor options that make it
+        better by less than the gap."""
         self.problem, self.candidates = problem, candidates
         self.incumbent, self.known = Incumbent(gap, spare, known, margin), known
         options, before = problem.options, problem.options.work_done
@@ -137,7 +140,7 @@ class Search:
         """The gap at the last gain, and the steps until then."""
         self._limited_by: SearchResult | None = None
         """The plan that options have to beat."""
-        self.within = within
+        self.within, self.near = within, near and known is not None
         self.tightened: dict[Blocks, Box] = {}
         """The sizes of the pools of each partition among the candidates, as far as bounds have left them when it was
         first looked at."""
@@ -209,7 +212,7 @@ class Search:
                 self.push_entry(heap, self.box_bound(first, blocks, box), first, blocks, box)
         incumbent.least_open_bound = heap[0][0] if heap else math.inf
         first_tries = self.tries_within(FIRST_TRIES * self.watch.most_work.near / FIRST)
-        for _, _, _, blocks, box, _ in sorted(heap)[:FIRST]:
+        for _, _, _, blocks, box, _ in () if self.near else sorted(heap)[:FIRST]:
             if incumbent.best is not None and self.watch.work_done() > FIRST_WORK * self.watch.most_work.near:
                 # What is left goes into bounds of the others, of which nothing is known yet.
                 break
@@ -275,8 +278,10 @@ class Search:
         far."""
         if self.incumbent.best is not None and self.incumbent.best is not self._limited_by:
             self._limited_by = self.incumbent.best
+            unbeaten = self.near and self._limited_by is self.known
+            value = self.incumbent.good_enough_bound() if unbeaten else self._limited_by.value
             for bounds in self.bounds:
-                bounds.limit_options(self.incumbent.best.value)
+                bounds.limit_options(value)
 
     def search_postponed(self) -> None:
         """Look again at the allocations of which not all choices were tried, the one with the least bound first, until
