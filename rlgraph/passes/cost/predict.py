@@ -55,12 +55,12 @@ class TaskCostModel:
         self.deployment, self.constants, self.batches = deployment, constants, batches
         op = NODES[operation]
         kind: Literal["forward", "train"] = "train" if op.trains else "forward"
-        self._reads = kind, config
-        if not (op.scores or op.has_region):
+        reads, self._reads = op.scores or op.has_region, (kind, config)
+        if not reads:
             self.passes = None
         self.generation: decoding.GenerationCostModel | None = None
         """The generation; None if it samples nothing."""
-        if not (op.scores or op.has_region) and batches:
+        if not reads and batches:
             similar = alike.generation if alike else None
             self.generation = decoding.GenerationCostModel(config, deployment, constants, batches[0], similar)
         if alike:

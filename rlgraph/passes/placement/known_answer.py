@@ -43,15 +43,13 @@ def plan_elsewhere(result: SearchResult, known: PlacementProblem, problem: Place
     )
     if not settled or names != [component.name for component in problem.components]:
         return None
-    options = dict[int, Option]()
-    for block in result.blocks:
-        island = problem.pool_node_group(block)
-        for number in block.components:
-            option = result.options[number]
-            deployment = replace(option.strategy.deployment, island=island)
-            component = problem.components[number]
-            strategy = problem.options.make_strategy(component, deployment)
-            options[number] = problem.options.make_options(component, strategy, option.copies)[0]
+    options = {
+        number: problem.options.same_option(
+            problem.components[number], result.options[number], problem.pool_node_group(block)
+        )
+        for block in result.blocks
+        for number in block.components
+    }
     return _with_options(result, problem, tuple(options[number] for number in sorted(options)))
 
 

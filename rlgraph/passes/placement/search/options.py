@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import mul
 
@@ -206,6 +207,7 @@ class Options(MadeOptions):
         none of whose options does, none is made."""
         often = [self.tasks[number].repetitions for number in component.tasks]
         limited, alone = limit.value < math.inf, not limit.dollars and not limit.shares
+        allowed = limit.value - limit.besides_s
         for strategy in own if most else ():
             if limited:
                 once = strategy.least_task_seconds(most, limit.shares)
@@ -216,7 +218,6 @@ class Options(MadeOptions):
                 yield from options
             elif alone:
                 # As below, without a call for each.
-                allowed = limit.value - limit.besides_s
                 yield from [option for option in options if option.total < allowed]
             else:
                 yield from [option for option in options if limit.seconds_left(option) > 0]
@@ -264,15 +265,16 @@ class Options(MadeOptions):
             for copies in self.counts.replica_counts(component, strategy, strategy.most_replicas(devices)):
                 yield from self.options_of_replica_count(component, strategy, copies)
 
-    def same_option(self, component: Component, option: Option) -> Option:
+    def same_option(self, component: Component, option: Option, island: NodeGroup | None = None) -> Option:
         """Return, for a component, the option that does the same as one of a component with the same tasks; its bytes
-        may be others. The model stays on its devices."""
+        may be others. The model stays on its devices. island: the node group, where it is another one."""
         if isinstance(option, SeparateReadingOption):
             _, trained, read = self.parts[id(component)]
             trainer, reader = self.same_option(trained, option.trainer), self.same_option(read, option.reader)
             seconds = [option.seconds[component.tasks.index(task)] for task in read.tasks]
             return self.reading.make_option(component, trainer, reader, seconds)
-        strategy = self.make_strategy(component, option.strategy.deployment)
+        deployment = option.strategy.deployment
+        strategy = self.make_strategy(component, replace(deployment, island=island) if island else deployment)
         return self.make_options(component, strategy, option.copies)[0]
 
 
